@@ -37,7 +37,7 @@ def test_an_open_question_names_its_flag(tmp_path: Path) -> None:
     path = constant_model(tmp_path / "x.onnx", {"out": np.zeros((1, 10), np.float32)}, image=(1, 3, 32, 32))
     done = inspect(str(path))
     assert done.exit_code == 1
-    assert "say it by --layout classification or embedding" in done.stdout
+    assert "use --layout classification or embedding" in done.stdout
     assert inspect(str(path), "--layout", "classification").exit_code == 0
 
 

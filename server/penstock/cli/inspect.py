@@ -1,4 +1,4 @@
-"""`penstock models inspect`: what an ONNX file is, the card it needs, and what only a flag can say."""
+"""`penstock models inspect`: the recognised layout of an ONNX file, its card, and open questions."""
 
 import sys
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
-    """Show an ONNX file's inputs and outputs, the layout recognised and why, the card, and what a flag must settle.
+    """Show an ONNX file's inputs and outputs, the recognised layout with evidence, the card, and the flags needed.
 
     The file is read, and run on two pictures, in a process with limits. Exit code 0: `models add` needs no more flags.
     """
@@ -82,8 +82,8 @@ def rows(found: Inspection) -> Iterator[tuple[str, str]]:
 def question_text(question: Question) -> str:
     """What is open, the flag, and its values."""
     choices = f" {' or '.join(question.choices)}" if question.choices else ""
-    need = "" if question.is_blocking else " (not needed)"
-    return f"{question.ambiguous}; say it by {question.flag}{choices}{need}"
+    need = "" if question.is_blocking else " (optional)"
+    return f"{question.ambiguous}; use {question.flag}{choices}{need}"
 
 
 def _card(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from penstock.models.batch_axis import RowsProof, free_batch, is_free, prove_row
 from penstock.models.catalogue import CatalogueError
 from penstock.models.inspect.inspection import Inspection
 from penstock.models.inspect.metadata import ultralytics_literal
-from penstock.models.inspect.proposal import has_untrue_input, proposed_config
+from penstock.models.inspect.proposal import has_wrong_input_shape, proposed_config
 from penstock.models.inspect.trial_session import relabelled
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
@@ -81,8 +81,8 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
 
 
 def _copy(source: Path, file: Path, inspection: Inspection) -> None:
-    """The file and its external data, which must lie beside it or below. An untrue declared input is corrected."""
-    if has_untrue_input(inspection.facts, inspection.recognition):
+    """The file and its external data, which must lie beside it or below. A wrong declared input shape is corrected."""
+    if has_wrong_input_shape(inspection.facts, inspection.recognition):
         recognition = inspection.recognition
         file.write_bytes(relabelled(source, recognition.input_name, recognition.input_shape))
     else:
@@ -265,7 +265,7 @@ def model_page(name: str, inspection: Inspection, batches: Batches, origin: str)
         ("origin", origin),
         ("added", f"{datetime.now(UTC):%Y-%m-%d} by `penstock models add`"),
         ("original file", f"{facts.size_bytes:,} bytes, SHA-256 `{facts.sha256}`"),
-        ("made by", facts.producer or "not said"),
+        ("made by", facts.producer or "unknown"),
         ("layout", f"`{recognition.layout}`"),
         ("batches", batches.why + (" (the file was rewritten with a free batch)" if batches.is_freed else "")),
     ]

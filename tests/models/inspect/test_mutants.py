@@ -1,4 +1,4 @@
-"""Forty changed real networks: a wrong guess is adapted to, refused, or asked for, and never silent."""
+"""Forty changed real networks: a wrong match is adapted to, refused, or asked for, and never silent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from penstock.vision.card import VisionCard
 from penstock.vision.spec import ColorFormat, PrepareSpec
 
 ResultsOf = Callable[[VisionCard], list[VisionResult]]
-_SURE = 0.3  # confidence from which pictures show something that the network knows
+_SURE = 0.3  # confidence from which the network finds something in the pictures
 _CERTAIN = 0.98
 _CLEARLY, _CLEARLY_WITH_METADATA = 0.02, 0.1  # how much more confident another colour order is
 _PIXEL = 1.0 / 255.0
@@ -26,7 +26,7 @@ _PIXEL = 1.0 / 255.0
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the alternatives showed."""
+    """Outcome of the comparison with the alternatives."""
 
     evidence: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()
@@ -35,7 +35,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """best: mean of each picture's best score. results: number of results over 0.5. count: classes of a classifier."""
+    """best: mean of each picture's best score. results: count over 0.5. classes: of a classifier, or 0."""
 
     best: float
     results: int
@@ -43,7 +43,10 @@ class Confidence:
 
 
 def compare(card: VisionCard, results_of: ResultsOf, hints: Hints, *, has_metadata: bool) -> Comparison:
-    """Questions where an alternative is clearly better than the guess. What a flag says is not compared."""
+    """Questions where an alternative is clearly better than the guess. Values given by flags are not compared.
+
+    card: the proposed card. results_of: runs the pictures with a card. has_metadata: the exporter is known.
+    """
     guess = confidence(results_of(card))
     if guess is None:
         return Comparison()
@@ -52,8 +55,8 @@ def compare(card: VisionCard, results_of: ResultsOf, hints: Hints, *, has_metada
     warnings: tuple[str, ...] = ()
     if not guess.classes and not colors.questions and not scales.questions and guess.best < _SURE:
         warnings = (
-            f"the pictures show nothing that the network knows (confidence {guess.best:.2f}), so colour and scale are "
-            "not checked; try pictures of your own with --picture",
+            f"the network finds nothing in the pictures (confidence {guess.best:.2f}), so colour order and scale are "
+            "not checked; pass your own pictures with --picture",
         )
     return Comparison(colors.evidence + scales.evidence, colors.questions + scales.questions, warnings)
 
@@ -88,14 +91,14 @@ def _compared_colors(
     is_better = guess.best >= other.best if has_metadata else guess.best > other.best + _CLEARLY
     if is_better or max(guess.best, other.best) < _SURE:
         return Comparison((seen,))
-    alike = f"the pictures do not tell the colour order: {seen}; {own_name} is taken, as is usual"
+    alike = f"the pictures do not show the colour order: {seen}; {own_name}, the usual one, is used"
     return Comparison(questions=(Question(alike, "--color", choices[::-1], is_blocking=False),))
 
 
 def _compared_scales(card: VisionCard, results_of: ResultsOf, hints: Hints, guess: Confidence) -> Comparison:
     spec = card.prepare_spec
-    is_said = hints.scale is not None or hints.mean or hints.std or "net-scale-factor" in hints.parameters
-    if is_said or spec.datatype is Datatype.UINT8:
+    is_given = hints.scale is not None or hints.mean or hints.std or "net-scale-factor" in hints.parameters
+    if is_given or spec.datatype is Datatype.UINT8:
         return Comparison()
     is_raw = spec.scale == 1.0 and spec.channel_factors == (1.0, 1.0, 1.0)
     changed = replace(spec, scale=_PIXEL if is_raw else 1.0, offsets=(0.0, 0.0, 0.0), channel_factors=(1.0, 1.0, 1.0))

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(1)  # the parent died before prctl
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reply_file = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no reply
+    os.dup2(2, 1)  # output of libraries must not mix with the reply
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=InspectionRequest)
     try:
         size_bytes = checked_size(Path(request.path), request.limits)
@@ -47,12 +47,12 @@ def main(arguments: list[str]) -> None:
 
 def run(request: InspectionRequest) -> Inspection:
     """The inspection, in this process. Raises UnreadableModel."""
-    from penstock.models.inspect.beside import files_beside
     from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
+    from penstock.models.inspect.sidecar_files import read_sidecar_files
     from penstock.models.inspect.trial import blocking, try_model
 
     facts = read_facts(Path(request.path))
-    recognition, trial = try_model(facts, request.hints, files_beside(Path(request.path)), request.pictures)
+    recognition, trial = try_model(facts, request.hints, read_sidecar_files(Path(request.path)), request.pictures)
     open_questions = blocking(recognition)
     if not recognition.layout and not open_questions:
         reason = "; ".join(recognition.warnings) or "its layout is not known"
@@ -60,7 +60,7 @@ def run(request: InspectionRequest) -> Inspection:
     if open_questions:
         first = open_questions[0]
         more = f" ({len(open_questions) - 1} more questions)" if len(open_questions) > 1 else ""
-        reason = f"{first.ambiguous}; say it by {first.flag}{more}"
+        reason = f"{first.ambiguous}; use {first.flag}{more}"
         return Inspection(facts, recognition, trial, Verdict.AMBIGUOUS, reason)
     if trial.failure:
         return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}")

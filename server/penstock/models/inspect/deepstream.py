@@ -1,4 +1,4 @@
-"""Reads DeepStream's config_infer_primary.txt (Gst-nvinfer) as hints: what it says of a model that Penstock needs, too.
+"""Reads DeepStream's config_infer_primary.txt (Gst-nvinfer) as hints.
 
 Source: NVIDIA's DeepStream developer guide, Gst-nvinfer, and the files of marcoslucianops/DeepStream-Yolo.
 """
@@ -32,7 +32,7 @@ class NotDeepStream(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeepStreamHints:
-    """Hints, and sentences on what the file has that Penstock does not use."""
+    """Hints, and sentences on settings that Penstock does not use."""
 
     hints: Hints
     unused: tuple[str, ...]
@@ -44,7 +44,7 @@ def hints_from_deepstream(path: Path) -> DeepStreamHints:
     factor = _number(path, properties, "net-scale-factor", 1.0)
     offsets = _numbers(path, properties, "offsets")
     if factor == 0.0:
-        raise NotDeepStream(f"{path}: net-scale-factor is 0, which leaves nothing of the picture")
+        raise NotDeepStream(f"{path}: net-scale-factor is 0, which makes every pixel 0")
     layout, unused = _layout(properties)
     keeps_aspect = properties.get("maintain-aspect-ratio", "0") == "1"
     is_symmetric = properties.get("symmetric-padding", "0") == "1"
@@ -103,7 +103,7 @@ def _layout(properties: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     if known or not name:
         is_classifier = properties.get("network-type") == "1" and not known
         return ("classification" if is_classifier else known), ()
-    return "", (f"the parser {name!r} is a library's; the layout is recognised by the model's outputs",)
+    return "", (f"the parser {name!r} is in a library and cannot be used; the layout is recognised from the outputs",)
 
 
 def _size(path: Path, properties: Mapping[str, str]) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 from penstock.models.inspect.facts import TensorFacts
 from penstock.models.inspect.inspection import Question
-from penstock.models.inspect.subject import STRIDES, Guess, Subject
+from penstock.models.inspect.model_signature import STRIDES, LayoutMatch, ModelSignature
 from penstock.protocol.inference import Datatype
 
 _FACE = ("face",)
@@ -17,9 +17,9 @@ def plain(tensor: TensorFacts) -> str:
     return tensor.name.partition(":")[0].rpartition("/")[2].lower()
 
 
-def _named(subject: Subject, *names: str) -> tuple[TensorFacts, ...] | None:
+def _named(model: ModelSignature, *names: str) -> tuple[TensorFacts, ...] | None:
     """The outputs of these names, in their order; None if one is missing."""
-    by_name = {plain(tensor): tensor for tensor in subject.facts.outputs}
+    by_name = {plain(tensor): tensor for tensor in model.facts.outputs}
     return tuple(by_name[name] for name in names) if all(name in by_name for name in names) else None
 
 
@@ -27,19 +27,19 @@ def _is_integer(tensor: TensorFacts) -> bool:
     return tensor.datatype is not None and "INT" in tensor.datatype
 
 
-def tensorflow(subject: Subject) -> Guess | None:
+def tensorflow(model: ModelSignature) -> LayoutMatch | None:
     """TensorFlow's object detection API: uint8 pixels in, detection_… out."""
-    found = _named(subject, "detection_boxes", "detection_classes", "detection_scores", "num_detections")
-    if found is None or subject.image.datatype is not Datatype.UINT8:
+    found = _named(model, "detection_boxes", "detection_classes", "detection_scores", "num_detections")
+    if found is None or model.image.datatype is not Datatype.UINT8:
         return None
     why = (
         "outputs detection_boxes, detection_classes, detection_scores, num_detections of uint8 pixels: TensorFlow's API"
     )
     names = tuple(found[index].name for index in range(4))
-    return Guess("tf-detection", (why,), class_count=0 if subject.names else 91, outputs=names)
+    return LayoutMatch("tf-detection", (why,), class_count=0 if model.names else 91, outputs=names)
 
 
-def efficient_nms(subject: Subject) -> Guess | None:
+def efficient_nms(model: ModelSignature) -> LayoutMatch | None:
     """EfficientNMS's four outputs, of the plugin or of a graph that has the same ones."""
     kinds = (
         ("num_dets", "det_boxes", "det_scores", "det_classes"),
@@ -48,116 +48,118 @@ def efficient_nms(subject: Subject) -> Guess | None:
         ("num_dets", "boxes", "scores", "labels"),
     )
     for names in kinds:
-        found = _named(subject, *names)
+        found = _named(model, *names)
         if found is not None:
             outputs = tuple(tensor.name for tensor in found)
-            return Guess("efficient-nms", (f"outputs {', '.join(names)}: EfficientNMS's",), outputs=outputs)
+            return LayoutMatch("efficient-nms", (f"outputs {', '.join(names)}: EfficientNMS's",), outputs=outputs)
     return None
 
 
-def two_inputs(subject: Subject) -> Guess | None:
+def two_inputs(model: ModelSignature) -> LayoutMatch | None:
     """RT-DETR, D-FINE, DEIM: labels, boxes and scores of a picture and its size."""
-    found = _named(subject, "labels", "boxes", "scores")
-    if found is None or subject.size_input is None:
+    found = _named(model, "labels", "boxes", "scores")
+    if found is None or model.size_input is None:
         return None
     boxes = found[1]
     has_batch = len(boxes.shape) == 3 or not boxes.has_shape
-    why = f"inputs {subject.image.name} and {subject.size_input.name}, outputs labels, boxes, scores: RT-DETR's family"
-    return Guess(
+    why = f"inputs {model.image.name} and {model.size_input.name}, outputs labels, boxes, scores: RT-DETR's family"
+    return LayoutMatch(
         "rt-detr",
         (why,),
-        class_count=0 if subject.names else 80,
+        class_count=0 if model.names else 80,
         outputs=tuple(tensor.name for tensor in found),
-        card={"image-size-input": subject.size_input.name},
+        card={"image-size-input": model.size_input.name},
         rows_follow_batch=has_batch,
-        warnings=() if has_batch else ("its outputs have lost their batch axis: one picture a call",),
+        warnings=() if has_batch else ("its outputs have no batch axis: one picture per call",),
     )
 
 
-def detr(subject: Subject) -> Guess | None:
-    """Queries with logits and boxes in parts of 1: softmax with a last column for no object, or sigmoid."""
-    found = _named(subject, "logits", "pred_boxes") or _named(subject, "pred_logits", "pred_boxes")
-    if found is None or len(subject.one(found[0])) != 2:
+def detr(model: ModelSignature) -> LayoutMatch | None:
+    """Queries with logits and normalized boxes: softmax with a last column for no object, or sigmoid."""
+    found = _named(model, "logits", "pred_boxes") or _named(model, "pred_logits", "pred_boxes")
+    if found is None or len(model.shape_per_image(found[0])) != 2:
         return None
-    columns = subject.one(found[0])[1]
-    names, outputs = len(subject.names), (found[0].name, found[1].name)
+    columns = model.shape_per_image(found[0])[1]
+    names, outputs = len(model.names), (found[0].name, found[1].name)
     why = f"outputs {outputs[0]} with {columns} columns and pred_boxes: DETR's"
     if columns == 92 or (names and columns == names + 1):
         seen = (why, "the last column is no object")
-        family = "detr-any-size" if subject.is_size_free else "detr"
-        is_fixed = not subject.is_size_free
-        return Guess("detr", seen, family, class_count=columns - 1, outputs=outputs, needs_size=is_fixed)
+        family = "detr-any-size" if model.is_size_free else "detr"
+        is_fixed = not model.is_size_free
+        return LayoutMatch("detr", seen, family, class_count=columns - 1, outputs=outputs, needs_size=is_fixed)
     if names and columns == names:
         shape = "no column is left for no object, so each class has a sigmoid, as in RF-DETR"
-        return Guess("rf-detr", (why, shape), class_count=columns, outputs=(outputs[1], outputs[0]))
+        return LayoutMatch("rf-detr", (why, shape), class_count=columns, outputs=(outputs[1], outputs[0]))
     question = Question(
         f"{columns} columns are {columns} classes with a sigmoid each, or {columns - 1} classes and no object, softmax",
         "--layout",
         ("rf-detr", "detr") if columns in (80, 90, 91) else ("detr", "rf-detr"),
     )
-    is_softmax = subject.hints.layout == "detr" or (not subject.hints.layout and columns not in (80, 90, 91))
-    questions = () if subject.hints.layout else (question,)
+    is_softmax = model.hints.layout == "detr" or (not model.hints.layout and columns not in (80, 90, 91))
+    questions = () if model.hints.layout else (question,)
     if is_softmax:
-        return Guess("detr", (why,), class_count=columns - 1, outputs=outputs, questions=questions)
-    return Guess("rf-detr", (why,), class_count=columns, outputs=(outputs[1], outputs[0]), questions=questions)
+        return LayoutMatch("detr", (why,), class_count=columns - 1, outputs=outputs, questions=questions)
+    return LayoutMatch("rf-detr", (why,), class_count=columns, outputs=(outputs[1], outputs[0]), questions=questions)
 
 
-def boxes_and_labels(subject: Subject) -> Guess | None:
-    """dets and labels: mmdeploy's boxes with their score and whole labels, or RF-DETR's queries with logits."""
-    floats = [tensor for tensor in subject.facts.outputs if not _is_integer(tensor)]
-    whole = [tensor for tensor in subject.facts.outputs if _is_integer(tensor)]
-    with_score = next((tensor for tensor in floats if subject.one(tensor)[1:] == (5,)), None)
-    labels = next((tensor for tensor in whole if len(subject.one(tensor)) == 1), None)
+def boxes_and_labels(model: ModelSignature) -> LayoutMatch | None:
+    """dets and labels: mmdeploy's boxes with their score and integer labels, or RF-DETR's queries with logits."""
+    floats = [tensor for tensor in model.facts.outputs if not _is_integer(tensor)]
+    whole = [tensor for tensor in model.facts.outputs if _is_integer(tensor)]
+    with_score = next((tensor for tensor in floats if model.shape_per_image(tensor)[1:] == (5,)), None)
+    labels = next((tensor for tensor in whole if len(model.shape_per_image(tensor)) == 1), None)
     if labels is None and with_score is not None:
-        labels = next((tensor for tensor in floats if "label" in plain(tensor) and len(subject.one(tensor)) == 1), None)
+        labels = next(
+            (tensor for tensor in floats if "label" in plain(tensor) and len(model.shape_per_image(tensor)) == 1), None
+        )
     if with_score is not None and labels is not None:
-        why = f"{with_score.name} [B, K, 5] and whole numbers {labels.name} [B, K]: mmdeploy's"
-        return Guess("mmdeploy", (why,), outputs=(with_score.name, labels.name))
-    found = _named(subject, "dets", "labels")
-    if found is None or subject.one(found[0])[1:] != (4,) or len(subject.one(found[1])) != 2:
+        why = f"{with_score.name} [B, K, 5] and integers {labels.name} [B, K]: mmdeploy's"
+        return LayoutMatch("mmdeploy", (why,), outputs=(with_score.name, labels.name))
+    found = _named(model, "dets", "labels")
+    if found is None or model.shape_per_image(found[0])[1:] != (4,) or len(model.shape_per_image(found[1])) != 2:
         return None
-    columns = subject.one(found[1])[1]
-    masks = next((tensor for tensor in subject.facts.outputs if len(subject.one(tensor)) == 3), None)
+    columns = model.shape_per_image(found[1])[1]
+    masks = next((tensor for tensor in model.facts.outputs if len(model.shape_per_image(tensor)) == 3), None)
     outputs = (found[0].name, found[1].name, *((masks.name,) if masks else ()))
     why = f"float outputs dets [B, Q, 4] and labels [B, Q, {columns}]: RF-DETR's"
-    return Guess("rf-detr-seg" if masks else "rf-detr", (why,), class_count=columns, outputs=outputs)
+    return LayoutMatch("rf-detr-seg" if masks else "rf-detr", (why,), class_count=columns, outputs=outputs)
 
 
-def ultraface(subject: Subject) -> Guess | None:
+def ultraface(model: ModelSignature) -> LayoutMatch | None:
     """scores [B, n, 2] and boxes [B, n, 4]."""
-    found = _named(subject, "scores", "boxes")
-    if found is None or len(subject.facts.outputs) != 2:
+    found = _named(model, "scores", "boxes")
+    if found is None or len(model.facts.outputs) != 2:
         return None
-    scores, boxes = (subject.one(tensor) for tensor in found)
+    scores, boxes = (model.shape_per_image(tensor) for tensor in found)
     if scores[1:] != (2,) or boxes[1:] != (4,):
         return None
     card = {"pre-cluster-threshold": "0.5", "nms-iou-threshold": "0.3"}
     why = "outputs scores [B, n, 2] and boxes [B, n, 4]: UltraFace's"
     outputs = tuple(tensor.name for tensor in found)
-    return Guess("ultraface", (why,), "ultraface", 1, outputs=outputs, card=card, labels=_FACE)
+    return LayoutMatch("ultraface", (why,), "ultraface", 1, outputs=outputs, card=card, labels=_FACE)
 
 
-def torchvision(subject: Subject) -> Guess | None:
-    """boxes [M, 4], labels [M] of int64, scores [M], by kind and not by name; M is not the batch."""
+def torchvision(model: ModelSignature) -> LayoutMatch | None:
+    """boxes [M, 4], labels [M] int64, scores [M], found by type and shape, not by name. M is not the batch."""
     boxes = labels = scores = None
-    for tensor in subject.facts.outputs:
-        shape = subject.one(tensor) if not tensor.shape else tensor.shape
+    for tensor in model.facts.outputs:
+        shape = model.shape_per_image(tensor) if not tensor.shape else tensor.shape
         if len(shape) == 2 and shape[1] == 4 and not _is_integer(tensor):
             boxes = tensor
         elif len(shape) == 1 and tensor.datatype is Datatype.INT64:
             labels = tensor
         elif len(shape) == 1 and not _is_integer(tensor):
             scores = tensor
-    if boxes is None or labels is None or scores is None or boxes.shape[0] > 0 or subject.size_input is not None:
+    if boxes is None or labels is None or scores is None or boxes.shape[0] > 0 or model.size_input is not None:
         return None
     if [plain(tensor) for tensor in (boxes, scores, labels)] == ["boxes", "scores", "class_ids"]:
-        return Guess("boxes", ("outputs boxes, scores, class_ids",), rows_follow_batch=False, needs_size=False)
+        return LayoutMatch("boxes", ("outputs boxes, scores, class_ids",), rows_follow_batch=False, needs_size=False)
     why = f"{boxes.name} [M, 4], {labels.name} [M] int64 and {scores.name} [M] with free M: torchvision's detectors"
-    masks = [tensor.name for tensor in subject.facts.outputs if len(tensor.shape) == 4]
-    return Guess(
+    masks = [tensor.name for tensor in model.facts.outputs if len(tensor.shape) == 4]
+    return LayoutMatch(
         "torchvision",
         (why,),
-        class_count=0 if subject.names else 91,
+        class_count=0 if model.names else 91,
         outputs=(boxes.name, labels.name, scores.name),
         warnings=tuple(f"output {name!r}, the masks, is not read" for name in masks),
         rows_follow_batch=False,
@@ -165,31 +167,35 @@ def torchvision(subject: Subject) -> Guess | None:
     )
 
 
-def single_shot(subject: Subject) -> Guess | None:
+def single_shot(model: ModelSignature) -> LayoutMatch | None:
     """SSD: OpenVINO's [1, 1, N, 7], or bboxes, labels and scores."""
-    outputs = subject.facts.outputs
+    outputs = model.facts.outputs
     if len(outputs) == 1 and len(outputs[0].shape) == 4 and outputs[0].shape[3] == 7 and outputs[0].shape[1] == 1:
-        why = "[1, 1, N, 7]: image, class, score, corners in parts of 1, as OpenVINO's DetectionOutput has them"
-        return Guess("ssd", (why,), "raw", rows_follow_batch=False)
-    found = _named(subject, "bboxes", "labels", "scores")
+        why = "[1, 1, N, 7]: image, class, score, normalized corners, as OpenVINO's DetectionOutput writes them"
+        return LayoutMatch("ssd", (why,), "raw", rows_follow_batch=False)
+    found = _named(model, "bboxes", "labels", "scores")
     if found is not None and len(outputs) == 3:
-        return Guess("ssd", ("outputs bboxes, labels, scores: an SSD's",), outputs=tuple(one.name for one in found))
+        return LayoutMatch(
+            "ssd", ("outputs bboxes, labels, scores: an SSD's",), outputs=tuple(one.name for one in found)
+        )
     return None
 
 
-def yunet(subject: Subject) -> Guess | None:
+def yunet(model: ModelSignature) -> LayoutMatch | None:
     """Twelve outputs cls_8 to kps_32."""
-    found = _named(subject, *_YUNET)
+    found = _named(model, *_YUNET)
     if found is None:
         return None
     card = {**_FACE_PARTS, "pre-cluster-threshold": "0.5", "nms-iou-threshold": "0.3"}
     why = ("outputs cls_8 … kps_32: YuNet's",)
-    return Guess("yunet", why, "yunet", 1, outputs=tuple(tensor.name for tensor in found), card=card, labels=_FACE)
+    return LayoutMatch(
+        "yunet", why, "yunet", 1, outputs=tuple(tensor.name for tensor in found), card=card, labels=_FACE
+    )
 
 
-def centerface(subject: Subject) -> Guess | None:
-    """Maps of 1, 2, 2 and 10 channels at a quarter of the size. Its declared input size can be untrue."""
-    shapes = [subject.one(tensor) for tensor in subject.facts.outputs]
+def centerface(model: ModelSignature) -> LayoutMatch | None:
+    """Maps of 1, 2, 2 and 10 channels at a quarter of the size. Its declared input size can be wrong."""
+    shapes = [model.shape_per_image(tensor) for tensor in model.facts.outputs]
     if len(shapes) != 4 or [shape[0] for shape in shapes if len(shape) == 3] != [1, 2, 2, 10]:
         return None
     card = {
@@ -198,29 +204,29 @@ def centerface(subject: Subject) -> Guess | None:
         "pre-cluster-threshold": "0.5",
         "nms-iou-threshold": "0.3",
     }
-    height, width = subject.size or (0, 0)
-    is_untrue = subject.is_size_free or max(height, width) < 64
+    height, width = model.size or (0, 0)
+    is_wrong_size = model.is_size_free or max(height, width) < 64
     warnings: tuple[str, ...] = ()
-    if is_untrue and not subject.is_size_free:
-        declared = " x ".join(map(str, subject.image.shape))
-        warnings = (f"it declares an input of {declared}, which is an exporter's leftover: the network takes any size",)
-    return Guess(
+    if is_wrong_size and not model.is_size_free:
+        declared = " x ".join(map(str, model.image.shape))
+        warnings = (f"it declares an input of {declared}, which is wrong: the network takes any size",)
+    return LayoutMatch(
         "centerface",
         ("maps of 1, 2, 2 and 10 channels at a quarter of the size: CenterFace's",),
         "centerface",
         1,
-        outputs=tuple(tensor.name for tensor in subject.facts.outputs),
+        outputs=tuple(tensor.name for tensor in model.facts.outputs),
         card=card,
         labels=_FACE,
         warnings=warnings,
-        input_shape=(1, 3, -1, -1) if is_untrue and not subject.is_size_free else (),
-        needs_size=not is_untrue,
+        input_shape=(1, 3, -1, -1) if is_wrong_size and not model.is_size_free else (),
+        needs_size=not is_wrong_size,
     )
 
 
-def nanodet(subject: Subject) -> Guess | None:
+def nanodet(model: ModelSignature) -> LayoutMatch | None:
     """Pairs of scores [n, C] and distributions [n, 32] for each stride: NanoDet's three, PicoDet's four."""
-    shapes = {tensor.name: subject.one(tensor) for tensor in subject.facts.outputs}
+    shapes = {tensor.name: model.shape_per_image(tensor) for tensor in model.facts.outputs}
     if len(shapes) not in (6, 8) or any(len(shape) not in (2, 3) for shape in shapes.values()):
         return None
     rows_columns = {name: shape[-2:] for name, shape in shapes.items()}
@@ -229,30 +235,31 @@ def nanodet(subject: Subject) -> Guess | None:
     if len(sides) != len(scores) or len({shape[1] for shape in scores}) != 1:
         return None
     strides = STRIDES if len(sides) == 3 else _PICO
-    cells = sorted((subject.anchors((stride,), is_rounded_up=True) for stride in strides), reverse=True)
+    cells = sorted((model.cell_count((stride,), is_rounded_up=True) for stride in strides), reverse=True)
     if sorted((shape[0] for shape in sides), reverse=True) != cells:
         return None
     layout = "nanodet" if len(sides) == 3 else "picodet"
     why = f"{len(sides)} pairs of {scores[0][1]} classes and {_BINS} columns of distributions: {layout}"
-    return Guess(layout, (why,), layout, class_count=scores[0][1])
+    return LayoutMatch(layout, (why,), layout, class_count=scores[0][1])
 
 
-def own_layouts(subject: Subject) -> Guess | None:
-    """FastestDet's grid, and the heatmap of this project's own detector."""
-    if _named(subject, "heatmap", "distances") is not None and subject.size is not None:
-        outputs = tuple(tensor.name for tensor in subject.facts.outputs)
-        channels = subject.one(subject.facts.outputs[0])[0]
-        why = "outputs heatmap and distances: this project's street detector"
+def own_layouts(model: ModelSignature) -> LayoutMatch | None:
+    """FastestDet's grid, and the heatmap of Penstock's own detector."""
+    if _named(model, "heatmap", "distances") is not None and model.size is not None:
+        outputs = tuple(tensor.name for tensor in model.facts.outputs)
+        channels = model.shape_per_image(model.facts.outputs[0])[0]
+        why = "outputs heatmap and distances: Penstock's street detector"
         labels = ("person", "bicycle", "car") if channels == 3 else ()
-        return Guess("center-heatmap", (why,), "street", channels, outputs=outputs, labels=labels)
-    if len(subject.facts.outputs) != 1 or subject.size is None:
+        return LayoutMatch("center-heatmap", (why,), "street", channels, outputs=outputs, labels=labels)
+    if len(model.facts.outputs) != 1 or model.size is None:
         return None
-    shape = subject.one(subject.facts.outputs[0])
-    height, width = subject.size
+    shape = model.shape_per_image(model.facts.outputs[0])
+    height, width = model.size
     if len(shape) != 3 or shape[1:] != (height // 16, width // 16) or shape[0] < 6:
         return None
-    has_tanh_free_tail = {"Softmax", "Sigmoid"} <= subject.facts.all_tail()
-    if not has_tanh_free_tail:
+    if not {"Softmax", "Sigmoid"} <= model.facts.all_tail():
         return None
     why = f"one grid of a sixteenth of the size with {shape[0]} channels after a sigmoid and a softmax: FastestDet's"
-    return Guess("fastestdet", (why,), "fastestdet", class_count=shape[0] - 5, card={"pre-cluster-threshold": "0.65"})
+    return LayoutMatch(
+        "fastestdet", (why,), "fastestdet", class_count=shape[0] - 5, card={"pre-cluster-threshold": "0.65"}
+    )

@@ -1,4 +1,4 @@
-"""Preprocessing of the model families: the one table of it, and the card parameters for it."""
+"""Preprocessing of the model families, and its card parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +23,8 @@ class Family:
     """Preprocessing of one family: (pixel * scale - mean) / std, in the family's colour order.
 
     padding: a pixel value. crop: with CROP, the network's side divided by the shorter side. is_antialiased: trained on
-    an antialiased resize. unsettled: what members of the family differ in, as a sentence; empty if they do not.
+    an antialiased resize. ambiguity: a sentence on what differs between models of the family; empty if
+    nothing does.
     """
 
     name: str
@@ -38,14 +39,14 @@ class Family:
     size_multiple: int = 1
     min_side: int = 0
     max_side: int = 0
-    unsettled: str = ""
+    ambiguity: str = ""
 
 
 PIXEL = 1.0 / 255.0
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = Family("imagenet", Resize.SQUASH, scale=PIXEL, mean=_MEAN, std=_STD)
-_NORMALISATION = "which mean and standard deviation the network was trained with is not in the file"
+_NORMALISATION = "the file does not say with which mean and standard deviation the network was trained"
 _ROWS = (
     _IMAGENET,
     Family("ultralytics", Resize.LETTERBOX, padding=114.0, scale=PIXEL),
@@ -65,10 +66,10 @@ _ROWS = (
     Family("centerface", Resize.SQUASH),
     replace(_IMAGENET, name="classify", resize=Resize.CROP, crop=0.875, is_antialiased=True),
     replace(_IMAGENET, name="re-identification"),
-    Family("faces", Resize.SQUASH, scale=PIXEL, mean=_HALF, std=_HALF, unsettled=_NORMALISATION),
-    replace(_IMAGENET, name="embedding", unsettled=_NORMALISATION),
-    replace(_IMAGENET, name="maps", unsettled=_NORMALISATION),
-    Family("mmdeploy", Resize.LETTERBOX, padding=114.0, scale=PIXEL, unsettled=_NORMALISATION),
+    Family("faces", Resize.SQUASH, scale=PIXEL, mean=_HALF, std=_HALF, ambiguity=_NORMALISATION),
+    replace(_IMAGENET, name="embedding", ambiguity=_NORMALISATION),
+    replace(_IMAGENET, name="maps", ambiguity=_NORMALISATION),
+    Family("mmdeploy", Resize.LETTERBOX, padding=114.0, scale=PIXEL, ambiguity=_NORMALISATION),
     Family("ctc", Resize.KEEP, color="bgr", scale=PIXEL, mean=_HALF, std=_HALF),
     Family(
         "db",
@@ -105,13 +106,13 @@ def family_of(layout: str) -> Family:
     return FAMILIES.get(LAYOUT_FAMILIES.get(layout) or layout) or FAMILIES["mmdeploy"]
 
 
-def hinted(family: Family, hints: Hints) -> Family:
-    """The family with what the user says of it. A mean and a std of pixel values imply the scale 1."""
+def with_hints(family: Family, hints: Hints) -> Family:
+    """The family with the hints applied. A mean or std over 2 is in pixel values, so the scale is 1."""
     mean, std, scale = hints.mean, hints.std, hints.scale
     if scale is None and (mean or std):
         scale = 1.0 if max(*std, *mean, 0.0, 0.0) > 2.0 else PIXEL
         mean, std = mean or (0.0,) * 3, std or (1.0,) * 3
-    is_settled = bool(hints.mean or hints.std or hints.scale is not None or "net-scale-factor" in hints.parameters)
+    is_given = bool(hints.mean or hints.std or hints.scale is not None or "net-scale-factor" in hints.parameters)
     return replace(
         family,
         resize=Resize(hints.resize) if hints.resize else family.resize,
@@ -120,7 +121,7 @@ def hinted(family: Family, hints: Hints) -> Family:
         scale=family.scale if scale is None else scale,
         mean=_three(mean) or ((0.0,) * 3 if scale is not None else family.mean),
         std=_three(std) or ((1.0,) * 3 if scale is not None else family.std),
-        unsettled="" if is_settled else family.unsettled,
+        ambiguity="" if is_given else family.ambiguity,
     )
 
 

@@ -19,11 +19,11 @@ _MESSAGE_BYTES = 16 * MIB  # of the child's answer; labels and metadata are boun
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the user says of a model: the flags of `models inspect` and `models add`. Empty where nothing is said.
+    """The flags of `models inspect` and `models add`, or metadata of the same meaning. Empty or None: not given.
 
-    mean, std: as the flags have them: parts of 1, or pixel values if a std is over 1. resize: letterbox, corner,
-    squash, crop or keep. parameters: card parameters as they are, which win over everything inferred. labels_origin:
-    where labels come from, for the page.
+    mean, std: in units of the flags: 0 to 1, or 0 to 255 if a value is over 2. resize: letterbox, corner,
+    squash, crop or keep. parameters: card parameters, which override what is inferred. labels_origin: where
+    the labels are from, for display.
     """
 
     layout: str = ""
@@ -44,7 +44,7 @@ class Hints:
 
 
 def merged(one: Hints, other: Hints) -> Hints:
-    """`one`, and what it leaves open from `other`."""
+    """`one`, completed by the fields of `other` that `one` does not give."""
     chosen = {
         field.name: getattr(one, field.name)
         if getattr(one, field.name) not in (None, "", (), {})
@@ -56,9 +56,9 @@ def merged(one: Hints, other: Hints) -> Hints:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the file leaves open. ambiguous: a sentence. choices: values of the flag, the likeliest first; may be empty.
+    """What the file does not say. ambiguous: a sentence. choices: values of the flag, likeliest first; may be empty.
 
-    flag: the flag that settles it, such as --layout. is_blocking: without an answer the model is not servable.
+    flag: the flag that answers it, such as --layout. is_blocking: the model cannot be served without an answer.
     """
 
     ambiguous: str
@@ -94,7 +94,7 @@ class Recognition:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one run a picture showed. evidence: sentences. failure: why it could not run, "" if it did.
+    """The outcome of one run per picture. evidence: sentences. failure: why it could not run, "" if it did.
 
     is_decoded: the layout decoded the outputs of all pictures. results: results for each picture.
     """

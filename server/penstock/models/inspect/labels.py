@@ -19,7 +19,7 @@ def coco_80() -> tuple[str, ...]:
 
 @cache
 def coco_91() -> tuple[str, ...]:
-    """By COCO's id, 0 to 90; ids that COCO does not use have their number."""
+    """COCO's classes by COCO id, 0 to 90; the label of an unused id is its number."""
     names = iter(coco_80())
     return tuple(str(number) if number in _UNUSED_COCO_IDS else next(names) for number in range(91))
 

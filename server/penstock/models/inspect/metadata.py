@@ -14,10 +14,10 @@ _RESIZE = {"standard": "squash", "fit_to_window": "corner", "fit_to_window_lette
 
 @dataclass(frozen=True, slots=True)
 class FileMetadata:
-    """What the file's metadata says. exporter: who writes such keys, "" if none is known. imgsz: (height, width).
+    """The file's metadata. exporter: the program that writes such keys, "" if none is known. imgsz: (height, width).
 
     task: Ultralytics'; empty in YOLOv5's and older files. keypoint_shape: (count, values). is_end_to_end: None if the
-    file does not say. characters: of a text recogniser, or class names, one a line. said: preprocessing and thresholds.
+    file does not say. characters: of a text recogniser, or class names. hints: preprocessing and thresholds.
     """
 
     exporter: str = ""
@@ -27,12 +27,12 @@ class FileMetadata:
     keypoint_shape: tuple[int, int] | None = None
     is_end_to_end: bool | None = None
     characters: tuple[str, ...] = ()
-    said: Hints = field(default_factory=Hints)
-    said_origin: str = ""  # for the page; "" if nothing is said
+    hints: Hints = field(default_factory=Hints)
+    hints_origin: str = ""  # where hints are from, for display; "" if there are none
 
 
 def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
-    """The exporters' metadata that is known. What is malformed is as if it were absent."""
+    """Metadata of known exporters. Malformed values are ignored."""
     names = labels_of(literal(metadata.get("names", "")))
     if names:
         return FileMetadata(
@@ -50,11 +50,11 @@ def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
         return FileMetadata(exporter="PaddlePaddle", characters=tuple(lines))
     names = labels_of(literal(metadata.get("class_names", "")))
     if names:
-        said = Hints(
+        hints = Hints(
             mean=_three(literal(metadata.get("standardization_mean", ""))),
             std=_three(literal(metadata.get("standardization_std", ""))),
         )
-        return FileMetadata("class_names", names, said=said, said_origin="the metadata" if said != Hints() else "")
+        return FileMetadata("class_names", names, hints=hints, hints_origin="the metadata" if hints != Hints() else "")
     return FileMetadata()
 
 
@@ -96,9 +96,9 @@ def _of_model_api(entries: Mapping[str, str]) -> FileMetadata:
     padding = _numbers(entries.get("pad_value", ""))
     return FileMetadata(
         exporter="OpenVINO Model API",
-        said_origin="the metadata (OpenVINO Model API)",
+        hints_origin="the metadata (OpenVINO Model API)",
         names=tuple(one_label(name.replace("_", " ")) for name in entries.get("labels", "").split()[:MAX_CLASSES]),
-        said=Hints(
+        hints=Hints(
             color="rgb" if reverse in ("true", "yes", "1") else "bgr" if reverse in ("false", "no", "0") else "",
             mean=mean if len(mean) in (1, 3) else (),
             std=std if len(std) in (1, 3) and 0.0 not in std else (),

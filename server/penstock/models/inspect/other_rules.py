@@ -1,8 +1,8 @@
-"""Rules that recognise what is no detector: classes, embeddings, maps, text."""
+"""Rules that recognise classifiers, embeddings, maps and text networks."""
 
 from penstock.models.inspect.facts import TensorFacts
 from penstock.models.inspect.inspection import Question
-from penstock.models.inspect.subject import Guess, Subject
+from penstock.models.inspect.model_signature import LayoutMatch, ModelSignature
 
 _PERSON, _FACE = (256, 128), (112, 112)
 _LEAST_VECTOR, _MOST_VECTOR = 64, 4096
@@ -11,10 +11,10 @@ _TEXT_HEIGHTS = (32, 48)
 _MOST_LABELS = 30_000
 
 
-def _vector(subject: Subject) -> tuple[TensorFacts, int] | None:
+def _vector(model: ModelSignature) -> tuple[TensorFacts, int] | None:
     """The first output and its length, if it is one vector a picture: [B, C] or [B, C, 1, 1]."""
-    output = subject.facts.outputs[0]
-    shape = subject.one(output)
+    output = model.facts.outputs[0]
+    shape = model.shape_per_image(output)
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     if len(shape) != 1 or shape[0] < 2 or output.datatype is None or "FP" not in output.datatype:
@@ -22,86 +22,88 @@ def _vector(subject: Subject) -> tuple[TensorFacts, int] | None:
     return output, shape[0]
 
 
-def vector(subject: Subject) -> Guess | None:
+def vector(model: ModelSignature) -> LayoutMatch | None:
     """A classifier or an embedding, by length, names, and the tail of the graph."""
-    found = _vector(subject)
-    if found is None or len(subject.facts.outputs) > 2:
+    found = _vector(model)
+    if found is None or len(model.facts.outputs) > 2:
         return None
     output, length = found
-    tail = subject.facts.tail.get(output.name, ())
-    outputs = (output.name,) if len(subject.facts.outputs) > 1 else ()
-    if length == len(subject.names) or length in (_IMAGENET, _IMAGENET + 1) or subject.hints.layout == "classification":
+    tail = model.facts.tail.get(output.name, ())
+    outputs = (output.name,) if len(model.facts.outputs) > 1 else ()
+    if length == len(model.names) or length in (_IMAGENET, _IMAGENET + 1) or model.hints.layout == "classification":
         why = f"one output of {length} numbers" + (
-            f", as many as {subject.names_origin} has names" if subject.names else ""
+            f", as many as {model.names_origin} has names" if model.names else ""
         )
-        return Guess("classification", (why,), class_count=length, outputs=outputs)
+        return LayoutMatch("classification", (why,), class_count=length, outputs=outputs)
     if tail[:1] and tail[0] in ("Softmax", "Sigmoid", "LogSoftmax"):
         why = f"one output of {length} numbers after a {tail[0]}: classes"
-        return Guess("classification", (why,), class_count=length, outputs=outputs)
-    if length == 512 or subject.size in (_PERSON, _FACE) or subject.hints.layout == "embedding":
-        return _embedding(subject, output, length)
+        return LayoutMatch("classification", (why,), class_count=length, outputs=outputs)
+    if length == 512 or model.size in (_PERSON, _FACE) or model.hints.layout == "embedding":
+        return _embedding(model, output, length)
     question = Question(
         f"{length} numbers are the classes of a classifier or the vector of an embedding",
         "--layout",
         ("classification", "embedding") if length < _LEAST_VECTOR else ("embedding", "classification"),
     )
-    return Guess("classification", (f"one output of {length} numbers",), class_count=length, questions=(question,))
+    return LayoutMatch(
+        "classification", (f"one output of {length} numbers",), class_count=length, questions=(question,)
+    )
 
 
-def _embedding(subject: Subject, output: TensorFacts, length: int) -> Guess:
+def _embedding(model: ModelSignature, output: TensorFacts, length: int) -> LayoutMatch:
     families = {_PERSON: "re-identification", _FACE: "faces"}
-    family = families.get(subject.size or (0, 0), "embedding")
+    family = families.get(model.size or (0, 0), "embedding")
     seen = {"re-identification": ", of a person's 256 x 128 pixels", "faces": ", of a face's 112 x 112 pixels"}
     why = f"one output of {length} numbers without names or softmax{seen.get(family, '')}: an embedding"
-    outputs = (output.name,) if len(subject.facts.outputs) > 1 else ()
-    return Guess("embedding", (why,), family, outputs=outputs)
+    outputs = (output.name,) if len(model.facts.outputs) > 1 else ()
+    return LayoutMatch("embedding", (why,), family, outputs=outputs)
 
 
-def text(subject: Subject) -> Guess | None:
+def text(model: ModelSignature) -> LayoutMatch | None:
     """A text recogniser: a low, wide picture, and [T, L] with a score for each character."""
-    output = subject.facts.outputs[0]
-    shape = subject.one(output)
-    height, width = subject.image.shape[-2:]
-    if len(subject.facts.outputs) != 1 or len(shape) != 2 or subject.is_nhwc:
+    output = model.facts.outputs[0]
+    shape = model.shape_per_image(output)
+    height, width = model.image.shape[-2:]
+    if len(model.facts.outputs) != 1 or len(shape) != 2 or model.is_nhwc:
         return None
-    count = len(subject.metadata.characters)
+    count = len(model.metadata.characters)
     is_low = height in _TEXT_HEIGHTS and (width == -1 or width >= 2 * height)
-    if not is_low and not (count and shape[1] in (count + 1, count + 2)) and subject.hints.layout != "ctc":
+    if not is_low and not (count and shape[1] in (count + 1, count + 2)) and model.hints.layout != "ctc":
         return None
-    if not is_low and not count and height != -1 and subject.hints.layout != "ctc":
+    if not is_low and not count and height != -1 and model.hints.layout != "ctc":
         return None
-    height = height if height > 0 else (subject.size or (_TEXT_HEIGHTS[1], 0))[0]
+    height = height if height > 0 else (model.size or (_TEXT_HEIGHTS[1], 0))[0]
     why = f"an input of height {height} and an output [T, {shape[1]}]: a text recogniser"
     if count and shape[1] in (count + 1, count + 2):
         listed = f"{count} characters are in the file's metadata; {shape[1]} = blank, characters, space"
-        return _recogniser(subject, height, (why, listed), subject.metadata.characters)
-    if subject.names and shape[1] in (len(subject.names) + 1, len(subject.names) + 2):
-        listed = f"{len(subject.names)} characters are in {subject.names_origin}"
-        return _recogniser(subject, height, (why, listed), subject.names)
+        return _recogniser(model, height, (why, listed), model.metadata.characters)
+    if model.names and shape[1] in (len(model.names) + 1, len(model.names) + 2):
+        listed = f"{len(model.names)} characters are in {model.names_origin}"
+        return _recogniser(model, height, (why, listed), model.names)
     question = Question(
-        f"its {shape[1]} columns are a blank and the characters that it reads, which are not in the file: give "
+        f"its {shape[1]} columns are a blank and the characters that it reads, which are not in the file: pass "
         f"a file of {shape[1] - 2} lines, or {shape[1] - 1} with the blank left out",
         "--labels",
     )
-    return _recogniser(subject, height, (why,), (), (question,))
+    return _recogniser(model, height, (why,), (), (question,))
 
 
 def _recogniser(
-    subject: Subject,
+    model: ModelSignature,
     height: int,
     why: tuple[str, ...],
     characters: tuple[str, ...],
     questions: tuple[Question, ...] = (),
-) -> Guess:
-    width = subject.image.shape[-1]
+) -> LayoutMatch:
+    width = model.image.shape[-1]
     card = {"padding-value": "127.5"}
     if characters:
         card["characters"] = "".join(one[:1] or " " for one in characters)
-    batch = subject.image.shape[0] if subject.has_batch_axis else 1
-    is_free = width == -1 and subject.hints.input_size is None
+    batch = model.image.shape[0] if model.has_batch_axis else 1
+    is_free = width == -1 and model.hints.input_size is None
     if is_free:
         card["min-width"] = "320"
-    return Guess(
+    return LayoutMatch(
         "ctc",
         why,
         "ctc",
@@ -112,63 +114,67 @@ def _recogniser(
     )
 
 
-def maps(subject: Subject) -> Guess | None:
-    """A map of the picture: classes, depth, or the places of text."""
-    output = next((one for one in subject.facts.outputs if len(subject.one(one)) in (2, 3)), None)
-    if output is None or len(subject.facts.outputs) > 2:
+def maps(model: ModelSignature) -> LayoutMatch | None:
+    """A map of the picture: classes, depth or text regions."""
+    output = next((one for one in model.facts.outputs if len(model.shape_per_image(one)) in (2, 3)), None)
+    if output is None or len(model.facts.outputs) > 2:
         return None
-    shape = subject.one(output)
-    outputs = (output.name,) if len(subject.facts.outputs) > 1 else ()
-    if len(shape) == 3 and shape[2] > 0 and shape[0] > 0 and _is_last(subject, shape):
+    shape = model.shape_per_image(output)
+    outputs = (output.name,) if len(model.facts.outputs) > 1 else ()
+    if len(shape) == 3 and shape[2] > 0 and shape[0] > 0 and _is_last(model, shape):
         channels, plane = shape[2], (shape[0], shape[1])
     elif len(shape) == 3:
         channels, plane = shape[0], (shape[1], shape[2])
     else:
         channels, plane = 1, (shape[0], shape[1])
-    if not _has_size_of_picture(subject, plane):
+    if not _has_size_of_picture(model, plane):
         return None
-    is_whole = output.datatype is not None and ("INT" in output.datatype or output.datatype == "BOOL")
-    if is_whole:
-        why = f"whole numbers over the picture ({output.name} {list(shape)}): the class of each pixel"
-        return Guess("semantic", (why,), outputs=outputs)
+    is_integer = output.datatype is not None and ("INT" in output.datatype or output.datatype == "BOOL")
+    if is_integer:
+        why = f"integers over the picture ({output.name} {list(shape)}): the class of each pixel"
+        return LayoutMatch("semantic", (why,), outputs=outputs)
     if channels > 1:
         why = f"{channels} channels over the picture ({output.name} {list(shape)}): a score for each class and pixel"
-        return Guess("semantic", (why,), class_count=channels, outputs=outputs)
-    return _one_channel(subject, output, outputs)
+        return LayoutMatch("semantic", (why,), class_count=channels, outputs=outputs)
+    return _one_channel(model, output, outputs)
 
 
-def _one_channel(subject: Subject, output: TensorFacts, outputs: tuple[str, ...]) -> Guess:
-    """Depth, one class's probability, or where text is: [B, 1, h, w] cannot tell."""
-    has_sigmoid = subject.facts.tail.get(output.name, ("",))[:1] == ("Sigmoid",)
+def _one_channel(model: ModelSignature, output: TensorFacts, outputs: tuple[str, ...]) -> LayoutMatch:
+    """Depth, the probability of one class, or of text: [B, 1, h, w] fits all three."""
+    has_sigmoid = model.facts.tail.get(output.name, ("",))[:1] == ("Sigmoid",)
     why = f"one number for each pixel ({output.name})"
-    layout = subject.hints.layout
+    layout = model.hints.layout
     if layout in ("depth", "semantic", "db"):
-        return _map_guess(subject, layout, (why,), outputs)
-    if has_sigmoid and subject.is_size_free and len(subject.one(output)) == 3:
+        return _map_match(model, layout, (why,), outputs)
+    if has_sigmoid and model.is_size_free and len(model.shape_per_image(output)) == 3:
         seen = "after a sigmoid, of pictures of any size: PaddleOCR's text detector"
-        if subject.metadata.exporter == "PaddlePaddle" or _is_paddle(subject):
-            return _map_guess(subject, "db", (why, seen), outputs)
+        if model.metadata.exporter == "PaddlePaddle" or _is_paddle(model):
+            return _map_match(model, "db", (why, seen), outputs)
     choices = ("db", "semantic", "depth") if has_sigmoid else ("depth", "semantic", "db")
     question = Question(
         "one number for each pixel is depth, the probability of one class, or of text (PaddleOCR's detector)",
         "--layout",
         choices,
     )
-    return _map_guess(subject, choices[0], (why,), outputs, (question,))
+    return _map_match(model, choices[0], (why,), outputs, (question,))
 
 
-def _is_paddle(subject: Subject) -> bool:
+def _is_paddle(model: ModelSignature) -> bool:
     """Whether names are those that Paddle's converter writes."""
-    names = [subject.image.name, *(tensor.name for tensor in subject.facts.outputs)]
+    names = [model.image.name, *(tensor.name for tensor in model.facts.outputs)]
     paddle = ("sigmoid", "fetch_name", "save_infer_model")
-    return "paddle" in subject.facts.producer.lower() or any(name.lower().startswith(paddle) for name in names)
+    return "paddle" in model.facts.producer.lower() or any(name.lower().startswith(paddle) for name in names)
 
 
-def _map_guess(
-    subject: Subject, layout: str, why: tuple[str, ...], outputs: tuple[str, ...], questions: tuple[Question, ...] = ()
-) -> Guess:
+def _map_match(
+    model: ModelSignature,
+    layout: str,
+    why: tuple[str, ...],
+    outputs: tuple[str, ...],
+    questions: tuple[Question, ...] = (),
+) -> LayoutMatch:
     is_text = layout == "db"
-    return Guess(
+    return LayoutMatch(
         layout,
         why,
         "db" if is_text else "",
@@ -176,20 +182,18 @@ def _map_guess(
         outputs=outputs,
         card={"segmentation-threshold": "0.3", "pre-cluster-threshold": "0.5"} if is_text else {},
         questions=questions,
-        needs_size=not (is_text and subject.is_size_free),
+        needs_size=not (is_text and model.is_size_free),
     )
 
 
-def _is_last(subject: Subject, shape: tuple[int, ...]) -> bool:
+def _is_last(model: ModelSignature, shape: tuple[int, ...]) -> bool:
     """Whether the channels are the last axis: the first two sides fit the picture, the last two do not."""
-    return subject.is_nhwc or (
-        _has_size_of_picture(subject, shape[:2]) and not _has_size_of_picture(subject, shape[1:])
-    )
+    return model.is_nhwc or (_has_size_of_picture(model, shape[:2]) and not _has_size_of_picture(model, shape[1:]))
 
 
-def _has_size_of_picture(subject: Subject, plane: tuple[int, ...]) -> bool:
+def _has_size_of_picture(model: ModelSignature, plane: tuple[int, ...]) -> bool:
     """Whether h and w are a part of H and W, from a sixty-fourth to four times."""
-    if -1 in plane or subject.size is None:
-        return plane[0] == plane[1] == -1 or (-1 not in plane and subject.is_size_free)
-    ratios = [own / side for own, side in zip(plane, subject.size, strict=True)]
+    if -1 in plane or model.size is None:
+        return plane[0] == plane[1] == -1 or (-1 not in plane and model.is_size_free)
+    ratios = [own / side for own, side in zip(plane, model.size, strict=True)]
     return min(ratios) >= 1 / 33 and max(ratios) <= 4 and max(ratios) / min(ratios) < 1.3

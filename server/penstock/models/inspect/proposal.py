@@ -24,14 +24,14 @@ def proposed_config(facts: ModelFacts, recognition: Recognition, name: str, *, m
     )
 
 
-def has_untrue_input(facts: ModelFacts, recognition: Recognition) -> bool:
-    """Whether the file declares a fixed side of the picture's input that is not true: see trial_session.relabelled."""
+def has_wrong_input_shape(facts: ModelFacts, recognition: Recognition) -> bool:
+    """Whether the declared input shape is wrong; trial_session.relabelled corrects it."""
     declared = next((tensor.shape for tensor in facts.inputs if tensor.name == recognition.input_name), ())
     return differs(recognition.input_shape, declared)
 
 
 def differs(true_shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    """Whether a fixed side of the declaration is another one. False if the true shape is ()."""
+    """Whether a fixed side of the declared shape is wrong. False if the true shape is ()."""
     if not true_shape or len(true_shape) != len(declared):
         return bool(true_shape)
     return any(own > 0 and own != true for true, own in zip(true_shape, declared, strict=True))
@@ -39,6 +39,6 @@ def differs(true_shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
 
 def _spec(tensor: TensorFacts, true_shape: tuple[int, ...], max_batch_size: int) -> TensorSpec:
     if tensor.datatype is None or not tensor.has_shape:
-        raise InvalidRequest(f"{tensor.name!r} is no tensor with a known number of dimensions")
+        raise InvalidRequest(f"{tensor.name!r} is not a tensor of known rank")
     shape = true_shape or tensor.shape
     return TensorSpec(tensor.name, tensor.datatype, shape[1:] if max_batch_size else shape)

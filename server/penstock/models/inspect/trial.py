@@ -1,4 +1,4 @@
-"""The trial run: the file on two pictures with the proposed preprocessing, to check what was recognised."""
+"""The trial run: runs the file on pictures with the proposed card, and checks the recognised layout."""
 
 import time
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from penstock.models.inspect.alternatives import Comparison, compare
-from penstock.models.inspect.beside import Beside
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Question, Recognition, Trial
-from penstock.models.inspect.judge import Judgement, Sample, Settled, judge
-from penstock.models.inspect.proposal import differs, has_untrue_input, proposed_config
-from penstock.models.inspect.recognise import recognise
-from penstock.models.inspect.subject import anchor_counts
+from penstock.models.inspect.model_signature import anchor_counts
+from penstock.models.inspect.output_checks import Correction, OutputCheck, TrialOutputs, check_outputs
+from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
+from penstock.models.inspect.recognition import recognise
+from penstock.models.inspect.sidecar_files import SidecarFiles
 from penstock.models.inspect.trial_session import TrialFailed, TrialSession
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
@@ -30,7 +30,7 @@ PACKAGED = (("shipped", "people", "golden.jpg"), ("shipped", "street", "golden.j
 _MAX_PICTURES = 8
 _MAX_PICTURE_BYTES = 64 << 20
 _ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessing is tried
-_OWN = ("center-heatmap",)  # this project's network, whose preprocessing is known
+_KNOWN_PREPROCESSING = ("center-heatmap",)  # Penstock's own network
 _SLOW_S = 1.0  # a run from which pictures are not mirrored
 _LOW = 0.05  # threshold of the comparisons
 
@@ -70,26 +70,26 @@ def read_pictures(paths: Sequence[str]) -> tuple[Picture, ...]:
 class ModelTrial:
     """The trial of one file. Sessions are opened once for each declared input shape."""
 
-    def __init__(self, facts: ModelFacts, hints: Hints, beside: Beside) -> None:
-        self._facts, self._hints, self._beside = facts, hints, beside
+    def __init__(self, facts: ModelFacts, hints: Hints, sidecar: SidecarFiles) -> None:
+        self._facts, self._hints, self._sidecar = facts, hints, sidecar
         self._sessions: dict[tuple[int, ...], TrialSession] = {}
 
     def run(self, pictures: Sequence[Picture]) -> tuple[Recognition, Trial]:
-        """The recognition after all corrections, and what the trial showed."""
-        recognition = self._measured(recognise(self._facts, self._hints, self._beside))
+        """The recognition after all corrections, and the trial's outcome."""
+        recognition = self._measured(recognise(self._facts, self._hints, self._sidecar))
         if not recognition.layout:
             return recognition, Trial()
-        settled: list[Settled] = []
+        corrections: list[Correction] = []
         for _ in range(_ROUNDS):
             try:
                 card, runs = self._try(recognition, pictures)
             except (TrialFailed, InferenceError) as error:
                 return recognition, Trial(tuple(one.name for one in pictures), failure=_sentence(error))
-            found = self._judged(recognition, card, runs)
-            if found.settled is None or found.settled in settled:
+            found = self._checked(recognition, card, runs)
+            if found.correction is None or found.correction in corrections:
                 break
-            settled.append(found.settled)
-            recognition = recognise(self._facts, self._hints, self._beside, tuple(settled))
+            corrections.append(found.correction)
+            recognition = recognise(self._facts, self._hints, self._sidecar, tuple(corrections))
         return self._finished(recognition, card, runs, found, pictures)
 
     def _measured(self, recognition: Recognition) -> Recognition:
@@ -105,10 +105,10 @@ class ModelTrial:
         self._facts = replace(
             self._facts, outputs=tuple(replace(one, measured=outputs[one.name].shape) for one in self._facts.outputs)
         )
-        return recognise(self._facts, self._hints, self._beside)
+        return recognise(self._facts, self._hints, self._sidecar)
 
     def _grey(self, image: TensorFacts, size: tuple[int, int]) -> dict[str, Array]:
-        """A feed of one grey picture, and its size for a second input."""
+        """Inputs for one grey picture of (height, width), with its size for a second input."""
         is_nhwc = image.shape[-1] in (1, 3) and image.shape[-3] not in (1, 3)
         channels = image.shape[-1] if is_nhwc else max(image.shape[-3], 1) if image.shape[-3] > 0 else 3
         shape = (*size, channels) if is_nhwc else (channels, *size)
@@ -123,14 +123,14 @@ class ModelTrial:
     def _session(self, shape: tuple[int, ...], name: str = "") -> TrialSession:
         if shape not in self._sessions:
             if self._facts.external_data and shape:
-                raise TrialFailed("its declared input cannot be changed while its weights are in other files")
+                raise TrialFailed("its declared input shape cannot be changed, because its weights are in other files")
             self._sessions = {shape: TrialSession(self._facts, name, shape)}
         return self._sessions[shape]
 
     def _try(self, recognition: Recognition, pictures: Sequence[Picture]) -> tuple[VisionCard, list[Run]]:
         card = card_from_config(proposed_config(self._facts, recognition, "trial"))
         if card is None:
-            raise TrialFailed("it has no card")
+            raise TrialFailed("no card is known for it")
         return card, [self._run_one(recognition, card, picture) for picture in pictures]
 
     def _run_one(self, recognition: Recognition, card: VisionCard, picture: Picture) -> Run:
@@ -145,16 +145,16 @@ class ModelTrial:
         for tensor in self._facts.inputs:
             if tensor.name != image.name:
                 feed[tensor.name] = _size_tensor(tensor, (geometry.source_height, geometry.source_width))
-        changed = recognition.input_shape if has_untrue_input(self._facts, recognition) else ()
+        changed = recognition.input_shape if has_wrong_input_shape(self._facts, recognition) else ()
         outputs = self._session(changed, image.name).run(feed)
         return Run(outputs, geometry)
 
-    def _judged(self, recognition: Recognition, card: VisionCard, runs: list[Run]) -> Judgement:
+    def _checked(self, recognition: Recognition, card: VisionCard, runs: list[Run]) -> OutputCheck:
         names = card.layout_options.output_names
         arrays = {name: [_of_one(recognition, run.outputs[name], self._rank(name)) for run in runs] for name in names}
         first = runs[0].geometry
         size = (first.network_height, first.network_width)
-        sample = Sample(
+        outputs = TrialOutputs(
             arrays=arrays,
             names=names,
             anchor_counts=anchor_counts(size, 1) | anchor_counts(size, 3),
@@ -165,12 +165,16 @@ class ModelTrial:
             has_metadata=bool(self._facts.metadata.get("names")),
         )
         try:
-            found = judge(recognition.layout, sample)
+            found = check_outputs(recognition.layout, outputs)
         except (ValueError, IndexError, KeyError, StopIteration) as error:
-            return Judgement(fault=f"its outputs are not as {recognition.layout} has them ({type(error).__name__})")
-        if self._hints.layout and found.settled is not None and found.settled.layout not in ("", self._hints.layout):
-            contrary = f"--layout is {self._hints.layout}, but {found.settled.why}"
-            return replace(found, settled=None, warnings=(*found.warnings, contrary))
+            return OutputCheck(fault=f"its outputs do not fit the layout {recognition.layout} ({type(error).__name__})")
+        if (
+            self._hints.layout
+            and found.correction is not None
+            and found.correction.layout not in ("", self._hints.layout)
+        ):
+            contrary = f"--layout is {self._hints.layout}, but {found.correction.why}"
+            return replace(found, correction=None, warnings=(*found.warnings, contrary))
         return found
 
     def _rank(self, name: str) -> int:
@@ -178,17 +182,22 @@ class ModelTrial:
         return len(output.shape) if output is not None and output.has_shape else 0
 
     def _finished(
-        self, recognition: Recognition, card: VisionCard, runs: list[Run], found: Judgement, pictures: Sequence[Picture]
+        self,
+        recognition: Recognition,
+        card: VisionCard,
+        runs: list[Run],
+        found: OutputCheck,
+        pictures: Sequence[Picture],
     ) -> tuple[Recognition, Trial]:
         names = tuple(one.name for one in pictures)
         questions, evidence, warnings = list(found.questions), list(found.evidence), list(found.warnings)
-        warnings += self._untrue(runs[0])
+        warnings += self._wrong_shapes(runs[0])
         try:
             results = [parse(card, _response(run), None, run.geometry) for run in runs]
         except InferenceError as error:
             fault = found.fault or _sentence(error)
             return recognition, Trial(names, tuple(evidence), tuple(warnings), failure=fault)
-        if not found.fault and recognition.layout not in _OWN:
+        if not found.fault and recognition.layout not in _KNOWN_PREPROCESSING:
             comparison = self._compared(recognition, card, pictures)
             questions += comparison.questions
             evidence += comparison.evidence
@@ -199,13 +208,13 @@ class ModelTrial:
             names, tuple(evidence), tuple(warnings), failure=found.fault, is_decoded=True, results=seen
         )
 
-    def _untrue(self, run: Run) -> list[str]:
-        """Declared sides of outputs that a run did not have."""
+    def _wrong_shapes(self, run: Run) -> list[str]:
+        """Sentences on outputs whose shape differs from the declared one, at most four."""
         found = []
         for output in self._facts.outputs:
             real = run.outputs[output.name].shape
             if output.has_shape and differs(real, output.shape):
-                found.append(f"output {output} is declared, and a run gave {list(real)}: the declaration is untrue")
+                found.append(f"output {output} is declared, and a run gave {list(real)}: the declared shape is wrong")
         return found[:4]
 
     def _compared(self, recognition: Recognition, card: VisionCard, pictures: Sequence[Picture]) -> Comparison:
@@ -242,13 +251,15 @@ def _views(picture: Picture, color: ColorFormat, *, is_slow: bool) -> list[Decod
     return [decoded] if is_slow else [decoded, mirrored]
 
 
-def try_model(facts: ModelFacts, hints: Hints, beside: Beside, paths: Sequence[str]) -> tuple[Recognition, Trial]:
+def try_model(
+    facts: ModelFacts, hints: Hints, sidecar: SidecarFiles, paths: Sequence[str]
+) -> tuple[Recognition, Trial]:
     """The recognition after a trial on the pictures of these paths, or on the packaged ones."""
     try:
         pictures = read_pictures(paths)
     except TrialFailed as error:
-        return recognise(facts, hints, beside), Trial(failure=str(error))
-    return ModelTrial(facts, hints, beside).run(pictures)
+        return recognise(facts, hints, sidecar), Trial(failure=str(error))
+    return ModelTrial(facts, hints, sidecar).run(pictures)
 
 
 def _sentence(error: Exception) -> str:

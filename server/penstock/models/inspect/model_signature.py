@@ -1,14 +1,14 @@
-"""The file as the rules of recognition look at it: the picture's input, its size, and the outputs for one picture."""
+"""Inputs and outputs of a vision model as the recognition rules read them: image input, size, output shapes."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from penstock.models.inspect.beside import Beside
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Question
 from penstock.models.inspect.metadata import FileMetadata
+from penstock.models.inspect.sidecar_files import SidecarFiles
 from penstock.protocol.inference import Datatype
 
 _PIXEL_TYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
@@ -19,16 +19,16 @@ P6 = (*STRIDES, 64)
 MAX_PIXELS, MAX_SIDE = 1 << 26, 1 << 15
 
 
-class NoSubject(Exception):
-    """The file takes no picture that Penstock can give it. str() is a sentence."""
+class NoImageInput(Exception):
+    """The model has no image input that Penstock can feed. str() is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """Facts and hints, with the picture's input found. size: (height, width); None while it is not known.
+class ModelSignature:
+    """Facts and hints, with the image input. size: (height, width) in pixels; None if it is not known.
 
-    size_input: takes the picture's width and height. names: labels from the flag, the metadata or a file beside it;
-    empty if there are none.
+    size_input: the input for the source picture's width and height, or None. names: labels from the flag, the
+    metadata or a file beside the model; empty if there are none. names_origin: where they are from.
     """
 
     facts: ModelFacts
@@ -43,21 +43,21 @@ class Subject:
 
     @property
     def is_size_free(self) -> bool:
-        """Whether the graph takes pictures of any height and width."""
+        """Whether height or width is dynamic."""
         return -1 in self.image.shape[-3:-1] if self.is_nhwc else -1 in self.image.shape[-2:]
 
     @property
     def has_batch_axis(self) -> bool:
-        """Whether the picture's input has a batch axis."""
+        """Whether the image input has a batch axis."""
         return len(self.image.shape) == 4
 
-    def one(self, tensor: TensorFacts) -> tuple[int, ...]:
+    def shape_per_image(self, tensor: TensorFacts) -> tuple[int, ...]:
         """The output's shape for one picture, without batch axis; -1 for what is not known."""
         shape = tensor.measured if tensor.measured is not None else tensor.shape
         return shape[1:] if self.follows_batch(tensor) else shape
 
     def follows_batch(self, tensor: TensorFacts) -> bool:
-        """Whether the first axis is the batch's, as far as the declaration says: the same name, or the same number."""
+        """Whether the first axis is declared as the batch axis: it has the name or the number of the input's."""
         if not self.has_batch_axis or not tensor.shape:
             return False
         batch, first = self.image.shape[0], tensor.shape[0]
@@ -68,13 +68,13 @@ class Subject:
         may_be_rows = len(tensor.shape) <= 2 and "NonMaxSuppression" in self.facts.operators
         return first in (-1, 1) and not may_be_rows
 
-    def anchors(self, strides: Sequence[int] = STRIDES, *, is_rounded_up: bool = False) -> int:
-        """Cells of the strides' grids; 0 while the size is not known."""
+    def cell_count(self, strides: Sequence[int] = STRIDES, *, is_rounded_up: bool = False) -> int:
+        """Cells of the grids with these strides; 0 if the size is not known."""
         return cell_count(self.size, strides, is_rounded_up=is_rounded_up) if self.size is not None else 0
 
 
 def cell_count(size: tuple[int, int], strides: Sequence[int], *, is_rounded_up: bool = False) -> int:
-    """Cells of grids with these pixels a cell over (height, width)."""
+    """Cells of the grids with these strides, in pixels, over (height, width)."""
     if is_rounded_up:
         return sum(math.ceil(size[0] / one) * math.ceil(size[1] / one) for one in strides)
     return sum((size[0] // one) * (size[1] // one) for one in strides)
@@ -89,10 +89,10 @@ def anchor_counts(size: tuple[int, int], each: int) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """What a rule recognised. why: sentences, the strongest first. class_count: 0 if it has no classes, or free.
+class LayoutMatch:
+    """A recognised layout. why: sentences, the strongest first. class_count: 0 for any number, or without classes.
 
-    outputs: names in the layout's order; empty if the file's order is it. input_shape: see Recognition.
+    outputs: names in the layout's order; empty for the file's order. input_shape: as in Recognition.
     """
 
     layout: str
@@ -109,40 +109,40 @@ class Guess:
     needs_size: bool = True
 
 
-def read_subject(facts: ModelFacts, hints: Hints, metadata: FileMetadata, beside: Beside) -> Subject:
-    """Finds the picture's input and the size. Raises NoSubject if there is none."""
+def read_signature(facts: ModelFacts, hints: Hints, metadata: FileMetadata, sidecar: SidecarFiles) -> ModelSignature:
+    """Finds the image input and its size. Raises NoImageInput if there is none."""
     image, is_nhwc = _picture_input(facts, hints)
     size_input = None
     for tensor in facts.inputs:
         if tensor is image:
             continue
         if not _takes_size(tensor):
-            raise NoSubject(
-                f"input {tensor} is not fed by Penstock: it gives pictures to one input, and their width and height to "
-                f"one named {' or '.join(_SIZE_NAMES[:2])}; export the model without it"
+            raise NoImageInput(
+                f"input {tensor} is not supported: Penstock feeds one image input, and width and height to an input "
+                f"named {' or '.join(_SIZE_NAMES[:2])}; export the model without it"
             )
         size_input = tensor
-    names, origin = _names(hints, metadata, beside)
+    names, origin = _names(hints, metadata, sidecar)
     size = _size_checked(_size(image, is_nhwc, hints, metadata))
-    return Subject(facts, hints, metadata, image, size_input, is_nhwc, size, names, origin)
+    return ModelSignature(facts, hints, metadata, image, size_input, is_nhwc, size, names, origin)
 
 
 def _size_checked(size: tuple[int, int] | None) -> tuple[int, int] | None:
     if size is not None and (size[0] * size[1] > MAX_PIXELS or max(size) > MAX_SIDE):
-        raise NoSubject(
+        raise NoImageInput(
             f"it takes pictures of {size[1]}x{size[0]} pixels (limit {MAX_PIXELS}); export it for smaller ones"
         )
     return size
 
 
-def _names(hints: Hints, metadata: FileMetadata, beside: Beside) -> tuple[tuple[str, ...], str]:
+def _names(hints: Hints, metadata: FileMetadata, sidecar: SidecarFiles) -> tuple[tuple[str, ...], str]:
     if hints.labels:
         return hints.labels, hints.labels_origin or "--labels"
     if metadata.names:
         return metadata.names, f"the metadata ({metadata.exporter})"
     if metadata.characters:
         return metadata.characters, f"the metadata ({metadata.exporter})"
-    return beside.labels, beside.labels_origin
+    return sidecar.labels, sidecar.labels_origin
 
 
 def _picture_input(facts: ModelFacts, hints: Hints) -> tuple[TensorFacts, bool]:
@@ -161,9 +161,9 @@ def _picture_input(facts: ModelFacts, hints: Hints) -> tuple[TensorFacts, bool]:
         return found[0]
     listed = ", ".join(str(tensor) for tensor in facts.inputs[:4])
     if found:
-        raise NoSubject(f"{len(found)} inputs may take the picture ({listed}); Penstock gives it to one")
-    raise NoSubject(
-        "no input takes a picture; one of FP32, FP16 or UINT8 with 3 channels, [B, 3, H, W] or [B, H, W, 3], is needed "
+        raise NoImageInput(f"{len(found)} inputs could be the image input ({listed}); Penstock feeds one")
+    raise NoImageInput(
+        "no image input: an input FP32, FP16 or UINT8 of shape [B, 3, H, W] or [B, H, W, 3] is needed "
         f"(inputs: {listed})"
     )
 
@@ -180,10 +180,10 @@ def _takes_size(tensor: TensorFacts) -> bool:
 def _size(image: TensorFacts, is_nhwc: bool, hints: Hints, metadata: FileMetadata) -> tuple[int, int] | None:
     """(height, width): the graph's where it is fixed, else the flag's, else the metadata's."""
     declared = image.shape[-3:-1] if is_nhwc else image.shape[-2:]
-    stated = hints.input_size or metadata.imgsz or metadata.said.input_size
+    stated = hints.input_size or metadata.imgsz or metadata.hints.input_size
     if -1 not in declared:
         return (declared[0], declared[1])
     if stated is None:
         return None
-    height, width = (own if own > 0 else said for own, said in zip(declared, stated, strict=True))
+    height, width = (fixed if fixed > 0 else given for fixed, given in zip(declared, stated, strict=True))
     return height, width

@@ -1,4 +1,4 @@
-"""What files beside a model say of it: labels, and Roboflow's descriptions of a trained model."""
+"""Reads the files beside a model: labels, and the preprocessing that Roboflow exports."""
 
 import json
 import math
@@ -16,17 +16,17 @@ _RESIZES = {"stretch": "squash", "letterbox": "letterbox", "center-crop": "crop"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """labels_origin, said_origin: names of the files; empty if there are none. said: preprocessing."""
+class SidecarFiles:
+    """Labels and preprocessing from files beside a model. labels_origin, hints_origin: the files; empty if none."""
 
     labels: tuple[str, ...] = ()
     labels_origin: str = ""
-    said: Hints = field(default_factory=Hints)
-    said_origin: str = ""
+    hints: Hints = field(default_factory=Hints)
+    hints_origin: str = ""
 
 
-def files_beside(path: Path) -> Beside:
-    """Of the model's folder. A labels file named after the model comes first: best.names or best.yaml for best.onnx."""
+def read_sidecar_files(path: Path) -> SidecarFiles:
+    """Reads the model's folder. A labels file with the model's name (best.names) comes first."""
     own = [path.with_suffix(suffix) for suffix in (".names", ".txt", ".yaml", ".yml")]
     labels: tuple[str, ...] = ()
     origin = ""
@@ -36,10 +36,10 @@ def files_beside(path: Path) -> Beside:
             origin = candidate.name
             break
     for name, read in (("inference_config.json", _of_inference_config), ("environment.json", _of_environment)):
-        said = read(_json(path.with_name(name)))
-        if said is not None:
-            return Beside(labels, origin, said, f"{name} (Roboflow)")
-    return Beside(labels, origin)
+        hints = read(_json(path.with_name(name)))
+        if hints is not None:
+            return SidecarFiles(labels, origin, hints, f"{name} (Roboflow)")
+    return SidecarFiles(labels, origin)
 
 
 def _json(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What the values of a trial run say: ranges, units, corners, logits. Pure functions of arrays."""
+"""Tests for the values of a trial run: probabilities or logits, pixels or fractions, corners or centre and size."""
 
 from dataclasses import dataclass
 
@@ -6,36 +6,36 @@ import numpy as np
 
 from penstock.protocol.inference import FloatArray
 
-MOST_LOG = 8.0  # larger widths are no logarithms
-_MOST_PART = 1.5  # boxes in parts of 1 can leave the picture by as much
+MAX_LOG_SIZE = 8.0  # larger widths and heights cannot be logarithms
+_MAX_NORMALIZED = 1.5  # normalized boxes may extend beyond the picture
 _SLACK = 1e-3
 _MOSTLY = 0.98
 _MANY = 0.1
 _FEWEST = 4
 
 
-def are_shares(values: FloatArray) -> bool:
+def are_probabilities(values: FloatArray) -> bool:
     """Whether all values are probabilities."""
     return bool(values.size == 0 or (values.min() >= -_SLACK and values.max() <= 1.0 + _SLACK))
 
 
 def sum_to_one(rows: FloatArray) -> bool:
     """Whether each row of (n, classes) is a distribution."""
-    return are_shares(rows) and bool(np.allclose(rows.sum(axis=1), 1.0, atol=0.02))
+    return are_probabilities(rows) and bool(np.allclose(rows.sum(axis=1), 1.0, atol=0.02))
 
 
-def are_whole(values: FloatArray) -> bool:
-    """Whether all values are whole numbers."""
+def are_integers(values: FloatArray) -> bool:
+    """Whether all values are integers."""
     return bool(np.all(values == np.round(values)))
 
 
-def are_parts(boxes: FloatArray) -> bool:
-    """Whether boxes (n, 4) are in parts of 1, and not in pixels. False for no boxes, or boxes that are all 0."""
-    return bool(boxes.size and 0.0 < np.abs(boxes).max() <= _MOST_PART)
+def are_normalized(boxes: FloatArray) -> bool:
+    """Whether boxes (n, 4) are in fractions of the picture, not in pixels. False for no boxes, or if all are 0."""
+    return bool(boxes.size and 0.0 < np.abs(boxes).max() <= _MAX_NORMALIZED)
 
 
 def are_corners(boxes: FloatArray, size: tuple[int, int]) -> bool:
-    """Whether boxes (n, 4) can only be corners: as centre and size, many would leave the picture of (height, width)."""
+    """Whether boxes (n, 4) can only be corners: read as centre and size, many would exceed (height, width)."""
     boxes = boxes[np.abs(boxes).max(axis=1) > 0] if len(boxes) else boxes
     if len(boxes) < _FEWEST:
         return False
@@ -55,7 +55,7 @@ def are_centres(boxes: FloatArray) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows of anchors of all pictures, (n, columns) float32."""
+    """One row per anchor of all pictures: (n, columns) float32."""
 
     rows: FloatArray
 
@@ -64,7 +64,7 @@ class Columns:
         """The first four columns."""
         return self.rows[:, :4]
 
-    def outside_shares(self, first: int) -> list[int]:
+    def outside_unit_range(self, first: int) -> list[int]:
         """Indices of the columns from `first` on that hold values below 0 or above 1."""
         part = self.rows[:, first:]
         is_outside = (part.min(axis=0) < -_SLACK) | (part.max(axis=0) > 1.0 + _SLACK)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.models.inspect.beside import files_beside
 from penstock.models.inspect.inspection import Hints, Verdict
+from penstock.models.inspect.sidecar_files import read_sidecar_files
 from tests.models.inspect.made_models import (
     asked,
     centres,
@@ -36,7 +36,7 @@ from tests.models.inspect.made_models import (
 def test_labels_have_many_forms(tmp_path: Path, name: str, text: str) -> None:
     """One a line, a list, a dictionary, or a data set's YAML."""
     (tmp_path / name).write_text(text)
-    found = files_beside(tmp_path / "best.onnx")
+    found = read_sidecar_files(tmp_path / "best.onnx")
     assert (found.labels, found.labels_origin) == (("cat", "dog"), name)
 
 
@@ -75,8 +75,8 @@ def test_roboflows_inference_config_settles_the_preprocessing(tmp_path: Path) ->
 def test_a_malformed_file_beside_is_as_if_absent(tmp_path: Path, text: str) -> None:
     """Its values are bounded, and nothing of it is needed."""
     (tmp_path / "inference_config.json").write_text(text)
-    said = files_beside(tmp_path / "best.onnx").said
-    assert said in (Hints(), Hints(scale=1.0))
+    hints = read_sidecar_files(tmp_path / "best.onnx").hints
+    assert hints in (Hints(), Hints(scale=1.0))
 
 
 def test_labels_of_another_model_are_not_used(tmp_path: Path) -> None:
@@ -85,4 +85,4 @@ def test_labels_of_another_model_are_not_used(tmp_path: Path) -> None:
     rows = transposed(joined(centres(2100, 320), scores(2100, 80)))
     found = inspected(constant_model(tmp_path / "m.onnx", {"output0": rows}, image=(1, 3, 320, 320)))
     assert (found.verdict, len(found.recognition.labels)) == (Verdict.SERVABLE, 80)
-    assert any("labels.txt has 3 names and is not used" in sentence for sentence in found.recognition.warnings)
+    assert any("labels.txt is not used: it has 3 names" in sentence for sentence in found.recognition.warnings)
