@@ -273,7 +273,7 @@ def test_pull_onto_a_link_or_a_file_replaces_it(entry: CatalogueEntry, tmp_path:
 
 def test_pull_removes_what_a_killed_pull_staged(entry: CatalogueEntry, tmp_path: Path) -> None:
     """Remains of a pull that was killed do not pile up."""
-    remains = tmp_path / "staging" / "fastestdet.old1234"
+    remains = tmp_path / "staging" / "fastestdet.old12345"
     remains.mkdir(parents=True)
     (remains / "file").write_text("")
     pull(entry, source=None, home=tmp_path, progress=quiet)
