@@ -29,7 +29,7 @@ REAL = CHECKOUT.parent / "shared"
 IN_PARTS_OF_1 = ("--scale", str(1 / 255))
 Make = Callable[[Path], Path]
 MADE: dict[str, tuple[Make, tuple[str, ...]]] = {
-    "yolox": (made_networks.yolox, ("--layout", "yolox")),
+    "yolox": (made_networks.yolox, ("--layout", "yolox", "--color", "bgr")),
     "dfine": (made_networks.detector_with_sizes, ()),
     "faces": (made_networks.faces, ()),
     "persons": (made_networks.embedding, ()),

@@ -147,6 +147,16 @@ def classifier(path: Path) -> Path:
     return write_network(path, {"logits": Range((1000,), -4.0, 4.0, 2.0)})
 
 
+def segmentation(path: Path) -> Path:
+    """Scores of three classes for each cell of 4 × 4 pixels."""
+    return write_network(path, {"scores": Range((3, SIDE // 4, SIDE // 4), -4.0, 4.0, 2.0)})
+
+
+def depth(path: Path) -> Path:
+    """One number for each cell of 4 × 4 pixels."""
+    return write_network(path, {"depth": Range((1, SIDE // 4, SIDE // 4), 1.0, 40.0, 2.0)})
+
+
 def ultralytics(path: Path, *, task: str = "detect", kind: int = TensorProto.FLOAT) -> Path:
     """YOLOv8's outputs with three classes, and the metadata that Ultralytics' exporter writes."""
     names = {0: "person", 1: "helmet", 2: 'it\'s a "vest"'}

@@ -1,9 +1,17 @@
 """Agreement on cases that can be counted by hand."""
 
 import numpy as np
+import pytest
 
-from penstock.models.optimize.agreement import class_agreement, detection_agreement
-from penstock.protocol.vision_results import Classes, Detections
+from penstock.models.optimize.agreement import (
+    class_agreement,
+    detection_agreement,
+    embedding_agreement,
+    measure_agreement,
+    segmentation_agreement,
+)
+from penstock.models.optimize.source import OptimizeError
+from penstock.protocol.vision_results import Classes, DepthMap, Detections, Embedding, Mask, SegmentationMap
 
 
 def boxes(*rows: tuple[float, float, float, float, int]) -> Detections:
@@ -44,3 +52,34 @@ def test_class_agreement_looks_at_the_first_class() -> None:
     """Two pictures of three have the same first class; two that name none agree."""
     found = class_agreement([classes(1, 2), classes(3), classes()], [classes(1, 9), classes(2, 3), classes()])
     assert (found.pictures, found.same_top1) == (3, 2)
+
+
+def test_embedding_agreement_is_the_cosine() -> None:
+    """The mean and the worst picture; length does not matter, and a vector of zeros is like none."""
+    one = [Embedding(np.array(vector, np.float32)) for vector in ([1, 0], [3, 4], [1, 1])]
+    other = [Embedding(np.array(vector, np.float32)) for vector in ([2, 0], [4, 3], [0, 0])]
+    found = embedding_agreement(one, other)
+    assert (found.pictures, found.least_cosine) == (3, 0.0)
+    assert found.mean_cosine == pytest.approx((1 + 0.96 + 0) / 3)
+    assert embedding_agreement(one[:1], [Embedding(np.array([-1, 0], np.float32))]).share == 0.0
+
+
+def test_segmentation_agreement_is_the_iou_of_each_class_over_all_pictures() -> None:
+    """A class that only one of both shows has an IoU of 0; masks lie where they say."""
+
+    def picture(*areas: tuple[int, int, int]) -> SegmentationMap:
+        """(class, left, width) in a picture of 4 x 10, two rows from the second on."""
+        masks = [Mask(4, 10, left, 1, np.ones((2, width), bool)) for _, left, width in areas]
+        return SegmentationMap(4, 10, np.array([area[0] for area in areas], np.int64), masks)
+
+    found = segmentation_agreement([picture((0, 0, 4), (2, 5, 2)), picture()], [picture((0, 2, 4)), picture((2, 0, 1))])
+    assert dict(found.by_class) == {0: pytest.approx(2 / 6), 2: 0.0}
+    assert found.share == pytest.approx(1 / 6)
+    assert segmentation_agreement([picture()], [picture()]).share == 1.0
+
+
+def test_results_without_a_measure_are_refused() -> None:
+    """They are never counted as equal."""
+    depth = DepthMap(np.zeros((2, 2), np.float32))
+    with pytest.raises(OptimizeError, match="cannot be compared"):
+        measure_agreement([depth], [depth])

@@ -27,7 +27,7 @@ def prepared(source: SourceModel, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ranges(prepared: Path, source: SourceModel, pictures: list[Path], silent: Progress) -> TensorsData:
-    feeds = ({"image": sample.array} for sample in read_samples(pictures, source))
+    feeds = (sample.feed for sample in read_samples(pictures, source))
     return measure_ranges(prepared, feeds, Ranges.MINMAX, silent.advance)
 
 
@@ -48,7 +48,7 @@ def test_form_for_onnxruntime_runs_and_stays_near_float(
     assert [tensor.data_type for tensor in quantised] == [TensorProto.INT8] * 3
     scales = [tensor for name, tensor in constants.items() if name.endswith("weight_scale") and "stem" in name]
     assert [tuple(tensor.dims) for tensor in scales] == [(16,)]
-    images = np.concatenate([sample.array for sample in read_samples(pictures, source)])
+    images = np.concatenate([sample.feed["image"] for sample in read_samples(pictures, source)])
     sessions = [ort.InferenceSession(str(source.path)), ort.InferenceSession(model.SerializeToString())]
     one, other = (session.run(None, {"image": images})[0] for session in sessions)
     assert np.abs(one - other).max() < 0.05

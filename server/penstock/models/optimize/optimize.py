@@ -37,6 +37,7 @@ from penstock.models.optimize.source import (
 from penstock.protocol.inference import Array
 from penstock.protocol.vision_results import Detections, VisionResult
 from penstock.vision.accuracy import Truth, average_precision
+from penstock.vision.layouts.layout import is_wanted
 
 WORTH_LEAVING_FLOAT = 0.01  # minimum gain in agreement, because float nodes cost speed
 
@@ -57,7 +58,7 @@ def quantize(
     with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder:
         prepared = Path(folder) / "prepared.onnx"
         prepare_graph(source.path, prepared)
-        feeds = [{source.card.input_name: sample.array} for sample in samples]
+        feeds = [sample.feed for sample in samples]
         if source.has_random_weights:
             chosen, trials = Trial(Ranges.MINMAX, (), None), tuple[Trial]()
             measured = {Ranges.MINMAX: _measured(prepared, feeds, Ranges.MINMAX, progress)}
@@ -133,7 +134,7 @@ def evaluate(
     """One evaluation per session after the first, the float model's. truth: by file name. Raises OptimizeError."""
     progress.step("judging", len(held_out))
     known = [truth.get(path.name) for path in held_out]
-    watched = _with_threshold(source, LEAST_SCORE) if any(known) else source
+    watched = _with_threshold(source, LEAST_SCORE)
     found: list[list[VisionResult]] = [[] for _ in sessions]
     for sample in read_samples(held_out, source):
         _run_batches(watched, sessions, sample, found)
@@ -141,22 +142,28 @@ def evaluate(
     precisions = [_precision(source, known, results) for results in found]
     served = [[_as_served(source, result) for result in results] for results in found]
     return [
-        Evaluation(measure_agreement(served[0], results), len(known) - known.count(None), precisions[0], precision)
-        for results, precision in zip(served[1:], precisions[1:], strict=True)
+        Evaluation(
+            measure_agreement(served[0], served[number]),
+            len(known) - known.count(None),
+            precisions[0],
+            precisions[number],
+            _precision_by_float(served[0], found[number]),
+        )
+        for number in range(1, len(sessions))
     ]
 
 
 def _with_threshold(source: SourceModel, score: float) -> SourceModel:
     options = source.card.layout_options
-    lower = min(score, options.pre_cluster_threshold)
-    return replace(source, card=replace(source.card, layout_options=replace(options, pre_cluster_threshold=lower)))
+    lower = replace(options, pre_cluster_threshold=min(score, options.lowest_threshold()), class_thresholds=())
+    return replace(source, card=replace(source.card, layout_options=lower))
 
 
 def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
     """Applies the card's threshold. Dropped boxes never suppress boxes of a higher score."""
     if not isinstance(result, Detections):
         return result
-    is_confident = result.score > source.card.layout_options.pre_cluster_threshold
+    is_confident = is_wanted(result.score, result.class_id, source.card.layout_options)
     return Detections(result.xyxy[is_confident], result.score[is_confident], result.class_id[is_confident])
 
 
@@ -181,6 +188,17 @@ def _precision(source: SourceModel, known: Sequence[Truth | None], results: Sequ
     except ValueError as error:
         raise OptimizeError(f"annotations.json does not fit model {source.name!r}: {error}") from error
     return precision.mean
+
+
+def _precision_by_float(served: Sequence[VisionResult], found: Sequence[VisionResult]) -> float | None:
+    """mAP at IoU 0.5, with the boxes that the float model serves as ground truth; None if it serves none."""
+    truth = [Truth(boxes.xyxy, boxes.class_id) for boxes in detections_of(served)]
+    boxes = detections_of(found)
+    if not any(len(one.class_id) for one in truth):
+        return None
+    ids = [*(one.class_id for one in truth), *(one.class_id for one in boxes)]
+    count = 1 + max(int(one.max(initial=0)) for one in ids)
+    return average_precision(truth, boxes, iou=IOU, class_count=count).mean
 
 
 def optimize(
@@ -263,8 +281,7 @@ def _comparisons(
     progress.step("measuring speed", len(source.batch_sizes))
     found = []
     for batch_size in source.batch_sizes:
-        array = _batch(samples, batch_size)
-        feed = {source.card.input_name: array}
+        feed = _batch(samples, batch_size)
         found.append(
             compare_speed(
                 batch_size,
@@ -276,11 +293,11 @@ def _comparisons(
     return tuple(found)
 
 
-def _batch(samples: Sequence[Sample], batch_size: int) -> Array:
+def _batch(samples: Sequence[Sample], batch_size: int) -> dict[str, Array]:
     if batch_size == 1:
-        return samples[0].array
-    rows = [samples[number % len(samples)].array for number in range(batch_size)]
-    return np.concatenate(rows)
+        return samples[0].feed
+    feeds = [samples[number % len(samples)].feed for number in range(batch_size)]
+    return {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
 
 
 def _sha256(file: Path) -> str:

@@ -8,13 +8,20 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from penstock.models.optimize.agreement import Agreement, ClassAgreement, DetectionAgreement
+from penstock.models.optimize.agreement import (
+    Agreement,
+    ClassAgreement,
+    DetectionAgreement,
+    EmbeddingAgreement,
+    SegmentationAgreement,
+)
 from penstock.models.optimize.profile import Fusion, Operators, SpeedComparison
 from penstock.models.optimize.quantize import Ranges
 from penstock.models.optimize.source import PRECISION, SourceModel
 
 MOST_PRECISION_LOST = 0.01  # of mAP@0.5, in [0, 1]
 LEAST_AGREEMENT = 0.95
+FEWEST_BOXES = 50  # of the float model; fewer do not show a loss of some percent
 NOT_JUDGED = "random weights: accuracy means nothing, not judged"
 
 
@@ -26,6 +33,7 @@ class Evaluation:
     with_truth: int = 0  # number of pictures with ground truth
     float_map: float | None = None  # mAP@0.5; None without ground truth
     int8_map: float | None = None
+    map_by_float: float | None = None  # mAP@0.5 of INT8 if the float model's boxes are the truth; None for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +83,15 @@ def losses(judgement: Evaluation) -> list[str]:
         lost = judgement.float_map - judgement.int8_map
         limit = f"more than {MOST_PRECISION_LOST:.3f}"
         return [f"INT8 loses {lost:.3f} of mAP@0.5 ({limit})"] if lost > MOST_PRECISION_LOST else []
-    share = judgement.agreement.share
-    if share >= LEAST_AGREEMENT:
-        return []
-    return [f"INT8 agrees with float in {share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures"]
+    found, few = judgement.agreement, list[str]()
+    if isinstance(found, DetectionAgreement) and found.float_boxes < FEWEST_BOXES:
+        few.append(f"the float model finds only {found.float_boxes} boxes in {found.pictures} pictures: use others")
+    if found.share >= LEAST_AGREEMENT:
+        return few
+    return [
+        *few,
+        f"INT8 agrees with float in {found.share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures",
+    ]
 
 
 def as_json(report: OptimizationReport) -> dict[str, object]:
@@ -103,8 +116,15 @@ def evaluation_json(judgement: Evaluation | None) -> dict[str, object] | None:
         return None
     found = judgement.agreement
     more = {"lost": found.lost, "new": found.new} if isinstance(found, DetectionAgreement) else {}
-    kind = "detections" if isinstance(found, DetectionAgreement) else "classes"
-    return asdict(judgement) | {"agreement": asdict(found) | more | {"kind": kind, "share": found.share}}
+    return asdict(judgement) | {"agreement": asdict(found) | more | {"kind": _KINDS[type(found)], "share": found.share}}
+
+
+_KINDS: dict[type[Agreement], str] = {
+    DetectionAgreement: "detections",
+    ClassAgreement: "classes",
+    EmbeddingAgreement: "embeddings",
+    SegmentationAgreement: "segmentation",
+}
 
 
 def _operators_json(operators: Operators) -> dict[str, object]:
@@ -215,6 +235,8 @@ def evaluation_lines(judgement: Evaluation) -> list[str]:
         delta = judgement.int8_map - judgement.float_map
         over = f"over {judgement.with_truth} pictures with truth"
         lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f}), {over}")
+    elif judgement.map_by_float is not None:
+        lines.append(f"mAP@0.5 {judgement.map_by_float:.4f} of INT8 if the float model's boxes are the truth")
     if isinstance(found, DetectionAgreement):
         lines.append(
             f"{found.found_again} of {found.float_boxes} boxes found again, {found.lost} lost, {found.new} new: "
@@ -222,6 +244,14 @@ def evaluation_lines(judgement: Evaluation) -> list[str]:
         )
     if isinstance(found, ClassAgreement):
         lines.append(f"the same first class in {found.same_top1} of {found.pictures} pictures ({found.share:.1%})")
+    if isinstance(found, EmbeddingAgreement):
+        lines.append(
+            f"cosine with the float model's vectors: {found.mean_cosine:.4f}, at least {found.least_cosine:.4f}"
+        )
+    if isinstance(found, SegmentationAgreement):
+        ious = [iou for _, iou in found.by_class]
+        least = f", the least {min(ious):.3f}" if ious else ""
+        lines.append(f"IoU with the float model's maps: mean of {len(ious)} classes {found.mean_iou:.3f}{least}")
     return lines
 
 

@@ -22,7 +22,9 @@ from penstock.protocol.inference import Array, Datatype
 from penstock.protocol.request_checks import is_version
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import decode
+from penstock.vision.image_tasks import size_tensors
 from penstock.vision.preprocess import Geometry, least_decoded_size, prepare
+from penstock.vision.spec import NetworkType
 
 
 class OptimizeError(Exception):
@@ -39,6 +41,7 @@ class Progress:
 
 WEIGHTS, RANDOM = "weights", "random"  # parameter in config.pbtxt: weights without meaning
 PRECISION = "precision"
+JUDGED_LAYOUTS = ("embedding",)  # of network-type other
 CPU_INSTANCES = 2  # Triton's default for ONNX models on the CPU
 _LARGER_BATCH = 8
 _KINDS = model_config_pb2.ModelInstanceGroup
@@ -83,6 +86,11 @@ def read_source(folder: Path) -> SourceModel:
         raise OptimizeError(
             f"model {config.name!r} does not say how it sees pictures, so there is nothing to calibrate it with: add "
             f"its vision parameters (network-type …) to {path}"
+        )
+    if card.network_type is NetworkType.OTHER and card.layout.name not in JUDGED_LAYOUTS:
+        raise OptimizeError(
+            f"model {config.name!r} has results of layout {card.layout.name!r}, whose loss is not measured: only "
+            "detectors, classifiers, segmentations and embeddings can be optimised"
         )
     if card.prepare_spec.datatype is Datatype.FP16 or config.parameters.get(PRECISION) == "int8":
         raise OptimizeError(f"model {config.name!r} is not a float32 model: start from the float32 original")
@@ -145,10 +153,10 @@ MOST_CALIBRATING = 64  # ranges change little after some dozens; their arrays st
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A picture. array: the input of one engine call, with batch axis if the model has one."""
+    """A picture. feed: the inputs of one engine call by name, with batch axis if the model has one."""
 
     path: Path
-    array: Array
+    feed: dict[str, Array]
     has_batch_axis: bool
     geometry: Geometry
 
@@ -192,9 +200,11 @@ def read_sample(path: Path, source: SourceModel) -> Sample:
     spec = source.card.prepare_spec
     decoded = decode(path.read_bytes(), spec.color, at_least=least_decoded_size(spec))
     array, geometry = prepare(decoded, spec)
-    config = source.config
-    (call,) = merge_rows([array], declared_shape=config.inputs[0].shape, max_batch_size=config.max_batch_size)
-    return Sample(path, call.array, call.has_batch_axis, geometry)
+    card = source.card
+    (call,) = merge_rows([array], declared_shape=card.input_shape, max_batch_size=source.config.max_batch_size)
+    sizes = size_tensors(card, [geometry], has_batch_axis=call.has_batch_axis)
+    feed = {card.input_name: call.array, **{size.name: size.to_numpy() for size in sizes}}
+    return Sample(path, feed, call.has_batch_axis, geometry)
 
 
 def read_samples(paths: Sequence[Path], source: SourceModel) -> Iterator[Sample]:
