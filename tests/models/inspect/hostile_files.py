@@ -21,9 +21,11 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.models.inspect.child import run
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, InspectionRequest, Limits
+from penstock.models.inspect.trial import ModelTrial
 from tests.models.inspect.made_models import centres, constant_model, joined, numbers, scores, transposed, ultralytics
 from tests.support.damage import damaged
 
+IMPORTED = ModelTrial  # once, not in each forked process
 MEMORY_BYTES = 1 << 30
 CPU_S = 20
 _EXIT_SENTENCE, _EXIT_EXCEPTION = 3, 4

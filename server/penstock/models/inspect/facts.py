@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from penstock.protocol.inference import Datatype
 
+_LONGEST_AXIS = 24  # characters; exporters write whole formulas
+
 
 class UnreadableModel(Exception):
     """The file is no ONNX model that can be inspected. str() is one sentence for the user, with the file's fault."""
@@ -24,7 +26,10 @@ class TensorFacts:
     measured: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        sides = (name or str(side) for side, name in zip(self.shape, self.axes, strict=True))
+        sides = (
+            (name if len(name) <= _LONGEST_AXIS else f"{name[:_LONGEST_AXIS]}…") or str(side)
+            for side, name in zip(self.shape, self.axes, strict=True)
+        )
         shape = f"[{', '.join(sides)}]" if self.has_shape else "of unknown rank"
         return f"{self.name} {self.datatype or 'no tensor'} {shape}"
 

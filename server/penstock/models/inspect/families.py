@@ -144,7 +144,7 @@ def card_parameters(family: Family, *, is_uint8: bool, side: int = 0, is_variabl
         found |= {"maintain-aspect-ratio": "1", "padding-value": f"{family.padding:g}"}
         if family.resize is Resize.LETTERBOX:
             found["symmetric-padding"] = "1"
-    elif family.resize is Resize.CROP:
+    elif family.resize is Resize.CROP and side:
         found["resize-shorter-side"] = str(round(side / family.crop))
     if family.is_antialiased:
         found["scaling-filter"] = "area"

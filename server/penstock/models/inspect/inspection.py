@@ -136,8 +136,8 @@ class Limits:
     """Of the child process. memory_bytes: of its private memory, beside eight times the file's size."""
 
     memory_bytes: int = 3 << 30
-    cpu_s: int = 120
-    wall_s: float = 120.0
+    cpu_s: int = 240
+    wall_s: float = 180.0
     file_bytes: int = (2 << 30) - 1  # protobuf's own
 
 

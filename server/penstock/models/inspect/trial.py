@@ -19,7 +19,7 @@ from penstock.models.inspect.sidecar_files import SidecarFiles
 from penstock.models.inspect.trial_session import TrialFailed, TrialSession
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
-from penstock.protocol.vision_results import Classes, Detections, VisionResult
+from penstock.protocol.vision_results import Classes, Detections, Embedding, SegmentationMap, TextLines, VisionResult
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import DecodedImage, decode
 from penstock.vision.preprocess import Geometry, prepare
@@ -31,7 +31,7 @@ _MAX_PICTURES = 8
 _MAX_PICTURE_BYTES = 64 << 20
 _ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessing is tried
 _KNOWN_PREPROCESSING = ("center-heatmap",)  # Penstock's own network
-_SLOW_S = 1.0  # a run from which pictures are not mirrored
+_SLOW_S, _TOO_SLOW_S = 1.0, 4.0  # a run from which pictures are not mirrored, and no alternative is tried
 _LOW = 0.05  # threshold of the comparisons
 
 
@@ -239,7 +239,10 @@ class ModelTrial:
         started = time.monotonic()
         try:
             self._run_one(recognition, card, pictures[0])
-            is_slow = time.monotonic() - started > _SLOW_S
+            run_s = time.monotonic() - started
+            if run_s > _TOO_SLOW_S:
+                return Comparison(warnings=(f"a picture takes {run_s:.1f} s, so colour and scale are not checked",))
+            is_slow = run_s > _SLOW_S
             return compare(card, results_of, self._hints, has_metadata=bool(self._facts.metadata.get("names")))
         except (TrialFailed, InferenceError):
             return Comparison()
@@ -291,7 +294,15 @@ def _seen(result: VisionResult, labels: tuple[str, ...]) -> str:
             for number, score in zip(result.class_id[:3].tolist(), result.score[:3].tolist(), strict=True)
         ]
         return f"{len(result.score)} results" + (f": {', '.join(best)}" if best else "")
-    return type(result).__name__
+    if isinstance(result, TextLines):
+        texts = [repr(line.text[:40]) for line in result.lines[:3] if line.text]
+        return f"{len(result.lines)} lines" + (f": {', '.join(texts)}" if texts else "")
+    if isinstance(result, Embedding):
+        return f"{len(result.vector)} numbers of length {float(np.linalg.norm(result.vector)):.3g}"
+    if isinstance(result, SegmentationMap):
+        names = [labels[number] if number < len(labels) else str(number) for number in result.class_id[:5].tolist()]
+        return f"{len(result.class_id)} classes: {', '.join(names)}"
+    return f"depth from {float(result.values.min()):.3g} to {float(result.values.max()):.3g}"
 
 
 def blocking(recognition: Recognition) -> tuple[Question, ...]:
