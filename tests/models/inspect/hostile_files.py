@@ -146,6 +146,8 @@ MADE: dict[str, Callable[[], bytes]] = {
     "nested names": lambda: hostile_metadata("[" * 5000 + "]" * 5000),
     "names that compute": lambda: hostile_metadata("__import__('os').system('true')"),
     "huge ids": lambda: hostile_metadata("{10**9: 'a', 99999999: 'b'}"),
+    "names that are no text": lambda: convolution().replace(b"Conv", b"\xff\xfeo\xdd"),
+    "metadata that is no text": lambda: hostile_metadata("['name']").replace(b"['name']", b"['\xffame']"),
     "no input": lambda: helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString(),
 }
 

@@ -182,7 +182,10 @@ def inspect_file(
         raise UnreadableModel(f"{path} was not inspected in {limits.wall_s:g} s; it was stopped") from None
     if done.returncode or not 0 < len(done.stdout) <= _MESSAGE_BYTES:
         raise UnreadableModel(f"{path} cannot be inspected: {_death(done.returncode, limits, size_bytes)}")
-    reply = msgspec.msgpack.decode(done.stdout, type=InspectionReply)
+    try:
+        reply = msgspec.msgpack.decode(done.stdout, type=InspectionReply)
+    except msgspec.DecodeError:
+        raise UnreadableModel(f"{path} cannot be inspected: its process's answer is malformed") from None
     if reply.inspection is None:
         raise UnreadableModel(reply.problem)
     return reply.inspection

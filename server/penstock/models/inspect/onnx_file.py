@@ -45,6 +45,8 @@ def read_facts(path: Path) -> ModelFacts:
     data = _read(path)
     model = _parse(path, data)
     graph = model.graph
+    if not all(isinstance(text, str) for text in _texts(model)):
+        raise UnreadableModel(f"{path} has names that are no UTF-8 text: the file is damaged; export it again")
     _check(path, model)
     initializers = {tensor.name for tensor in graph.initializer} | {
         tensor.values.name for tensor in graph.sparse_initializer
@@ -99,6 +101,24 @@ def _parse(path: Path, data: bytes) -> onnx.ModelProto:
     if not model.ir_version or not model.HasField("graph") or not model.opset_import:
         raise UnreadableModel(f"{path} is no ONNX model: it has no graph, no opset or no IR version; export it again")
     return model
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[object]:
+    """Strings that are read from the file. protobuf gives bytes for what is no UTF-8."""
+    graph = model.graph
+    yield from (model.producer_name, model.producer_version)
+    for opset in model.opset_import:
+        yield opset.domain
+    for entry in model.metadata_props:
+        yield from (entry.key, entry.value)
+    for value in (*graph.input, *graph.output):
+        yield value.name
+        yield from (side.dim_param for side in value.type.tensor_type.shape.dim)
+    for node in (*graph.node, *(node for function in model.functions for node in function.node)):
+        yield from (node.op_type, node.domain, *node.input, *node.output)
+    yield from (function.domain for function in model.functions)
+    for tensor in _tensors(model):
+        yield from (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
 
 
 def _check(path: Path, model: onnx.ModelProto) -> None:

@@ -55,7 +55,10 @@ def read_pictures(paths: Sequence[str]) -> tuple[Picture, ...]:
     """The user's pictures, or the packaged ones. Raises TrialFailed."""
     if not paths:
         folder = files("penstock.models")
-        return tuple(Picture(f"{part[1]}/{part[2]}", folder.joinpath(*part).read_bytes()) for part in PACKAGED)
+        try:
+            return tuple(Picture(f"{part[1]}/{part[2]}", folder.joinpath(*part).read_bytes()) for part in PACKAGED)
+        except OSError as error:
+            raise TrialFailed(f"the packaged pictures are missing ({error.strerror}); use --picture") from None
     found = []
     for path in paths[:_MAX_PICTURES]:
         try:
