@@ -249,6 +249,13 @@ def mask_examples() -> list[LayoutExample]:
         LayoutExample("rf-detr-seg", "[300, 91]", queries, geometry=PHOTO),
         LayoutExample("yolov8-pose", "[56, 8400]", {"a": with_columns(pose, 51).transpose(0, 2, 1)}, poses, PHOTO),
         LayoutExample("yolo-end2end-pose", "[300, 57]", {"a": with_columns(final, 51)}, poses, PHOTO),
+        LayoutExample(
+            "rtmo",
+            "[50, 17, 3]",
+            {"dets": final[np.newaxis, :50, :5], "keypoints": np.ones((1, 50, 17, 3), np.float32)},
+            poses,
+            PHOTO,
+        ),
         LayoutExample("yolov8-obb", "[20, 8400]", {"a": plain}, geometry=PHOTO),
         LayoutExample("yolov8-obb", "[21, 8400] crowd", {"a": many}, geometry=PHOTO),
         LayoutExample("yolo-end2end-obb", "[300, 7]", {"a": with_columns(final, 1)}, geometry=PHOTO),

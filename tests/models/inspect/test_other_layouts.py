@@ -101,6 +101,10 @@ ROWS: dict[str, Row] = {
             "scores": np.sort(numbers(1, 100))[:, ::-1].copy(), "labels": integers(1, 100).astype(np.int32),
         },
     ),
+    "rtmo": Row(
+        "rtmo", {"dets": joined(corners(50, 640), SCORES[[0] * 50]), "keypoints": numbers(1, 50, 17, 3)},
+        card={"keypoint-shape": "17;3", "model-color-format": "1", "padding-value": "114"}, labels=1,
+    ),
     "mmdeploy": Row(
         "mmdeploy", {"dets": joined(corners(50, 640), SCORES[[0] * 50]), "labels": integers(1, 50)},
         asks=("--mean",), hints=Hints(mean=NUMBERS, std=NUMBERS),

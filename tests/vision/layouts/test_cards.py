@@ -28,6 +28,7 @@ def card_of(layout: str, network_type: str, **more: str) -> VisionCard:
         ("rf-detr-seg", "instance_segmentation", (0.25, 0.45, 0.5), FINAL | {"masks"}),
         ("yolov8-pose", "detector", (0.25, 0.45, 0.5), BOXES),
         ("yolo-end2end-pose", "detector", (0.25, 0.45, 0.5), FINAL),
+        ("rtmo", "detector", (0.25, 0.45, 0.5), FINAL),
         ("yolov8-obb", "detector", (0.25, 0.45, 0.5), BOXES),
         ("yolo-end2end-obb", "detector", (0.25, 0.45, 0.5), FINAL),
         ("semantic", "segmentation", (0.25, 0.45, 0.5), {"classes", "masks"}),

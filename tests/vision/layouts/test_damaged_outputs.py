@@ -19,6 +19,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "rf-detr-seg": ((30, 4), (30, 5), (30, 16, 16)),
     "yolov8-pose": ((4 + 1 + 6, 84),),
     "yolo-end2end-pose": ((30, 6 + 6),),
+    "rtmo": ((30, 5), (30, 2, 3)),
     "yolov8-obb": ((4 + 2 + 1, 84),),
     "yolo-end2end-obb": ((30, 7),),
     "semantic": ((5, 16, 16),),

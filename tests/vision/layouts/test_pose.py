@@ -95,6 +95,10 @@ def test_keypoints_are_at_their_known_places_in_the_photo(
     found = decoded(Detections, "yolo-end2end-pose", (final,), geometry, keypoint_shape=shape)
     assert_same_detections(found, clipped([boxes[index] for index in remaining], *source))
     assert_keypoints(found, wanted)
+    rtmo = {"dets": final[:, :5], "keypoints": final[:, 6:].reshape(-1, *shape)}
+    found = decoded(Detections, "rtmo", tuple(rtmo.values()), geometry, keypoint_shape=shape)
+    assert_same_detections(found, [box._replace(class_id=0) for box in clipped([boxes[i] for i in remaining], *source)])
+    assert_keypoints(found, wanted)
 
 
 def assert_keypoints(found: Detections, wanted: Array) -> None:

@@ -102,6 +102,19 @@ def detr(model: ModelSignature) -> LayoutMatch | None:
     return LayoutMatch("rf-detr", (why,), class_count=columns, outputs=(outputs[1], outputs[0]), questions=questions)
 
 
+def poses(model: ModelSignature) -> LayoutMatch | None:
+    """dets and keypoints: RTMO's final boxes with their score, and x, y and score of each keypoint."""
+    found = _named(model, "dets", "keypoints")
+    if found is None or model.shape_per_image(found[0])[1:] != (5,) or len(model.shape_per_image(found[1])) != 3:
+        return None
+    count, values = model.shape_per_image(found[1])[1:]
+    if count < 1 or values not in (2, 3):
+        return None
+    why = f"outputs dets [B, n, 5] and keypoints [B, n, {count}, {values}]: RTMO's"
+    card = {"keypoint-shape": f"{count};{values}"}
+    return LayoutMatch("rtmo", (why,), "", 1, outputs=tuple(one.name for one in found), card=card, labels=("person",))
+
+
 def boxes_and_labels(model: ModelSignature) -> LayoutMatch | None:
     """dets and labels: mmdeploy's boxes with their score and integer labels, or RF-DETR's queries with logits."""
     floats = [tensor for tensor in model.facts.outputs if not _is_integer(tensor)]

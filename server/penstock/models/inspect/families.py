@@ -93,6 +93,7 @@ LAYOUT_FAMILIES: Mapping[str, str] = {
     **dict.fromkeys(("nanodet", "nanodet-plus"), "nanodet"),
     **dict.fromkeys(("mmdeploy", "ssd", "boxes"), "mmdeploy"),
     **dict.fromkeys(("semantic", "depth"), "maps"),
+    "rtmo": "yolox",
     **dict.fromkeys(("yolox", "torchvision", "picodet", "fastestdet", "ultraface", "yunet", "centerface"), ""),
     **dict.fromkeys(("embedding", "ctc", "db"), ""),
     "tf-detection": "raw",

@@ -23,6 +23,7 @@ RULES: tuple[_Rule, ...] = (
     detector_rules.efficient_nms,
     detector_rules.two_inputs,
     detector_rules.detr,
+    detector_rules.poses,
     detector_rules.boxes_and_labels,
     detector_rules.ultraface,
     detector_rules.yunet,

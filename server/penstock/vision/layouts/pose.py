@@ -1,6 +1,7 @@
 """Poses: detectors with a fixed number of keypoints for each box.
 
-Source: ultralytics/ultralytics ultralytics/nn/modules/head.py (read, not used). Keypoints are x and y in pixels of the
+Sources: ultralytics/ultralytics ultralytics/nn/modules/head.py, open-mmlab/mmdeploy configs/mmpose/
+pose-detection_rtmo_onnxruntime_dynamic.py (read, not used). Keypoints are x and y in pixels of the
 network's input, and perhaps a visibility, 0 to 1.
 """
 
@@ -53,6 +54,23 @@ def parse_end2end_pose(outputs: Outputs, options: LayoutOptions, geometry: Geome
     return _with_keypoints(boxes, rows[index, _FINAL:], options, geometry)
 
 
+def parse_rtmo(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses dets (n, 5): xyxy in network pixels, score; keypoints (n, k, d). One class, final. Raises EngineFailed."""
+    box_name, point_name = outputs.pick(options, ("dets",), ("keypoints",))
+    _keypoint_columns(outputs, options)
+    rows, points = outputs.floats(box_name, rank=2), outputs.floats(point_name, rank=3)
+    if rows.shape[1] != _BOX + 1:
+        raise outputs.refuse(box_name, rows, "[n, 5] (x0, y0, x1, y1, score)")
+    if points.shape != (len(rows), *options.keypoint_shape):
+        count, values = options.keypoint_shape
+        raise outputs.refuse(point_name, points, f"[{len(rows)}, {count}, {values}] ({_shape_text(options)})")
+    found = best_classes(rows[:, _BOX][np.newaxis], options)
+    boxes, index = finish_boxes(
+        rows[found.row, :_BOX], found.score, found.class_id, options, geometry.to_source, needs_suppression=False
+    )
+    return _with_keypoints(boxes, points[found.row[index]], options, geometry)
+
+
 def _keypoint_columns(outputs: Outputs, options: LayoutOptions) -> int:
     count, values = options.keypoint_shape
     if not count:
@@ -66,7 +84,7 @@ def _shape_text(options: LayoutOptions) -> str:
 
 
 def _with_keypoints(boxes: Detections, values: FloatArray, options: LayoutOptions, geometry: Geometry) -> Detections:
-    """values: (boxes, k * d)."""
+    """values: (boxes, k * d) or (boxes, k, d)."""
     points = values.reshape(-1, *options.keypoint_shape)
     keypoints = np.ones((*points.shape[:2], 3), np.float32)
     keypoints[..., :2] = geometry.points_to_source(points[..., :2])
@@ -90,6 +108,15 @@ LAYOUTS = (
         parse_end2end_pose,
         "the first output, float `[n, 6 + k * d]`: x0, y0, x1, y1 in pixels of the network's input, score, class, "
         f"{_KEYPOINTS}; final: nothing is suppressed. YOLO26",
+        uses=FINAL_BOX_OPTIONS,
+    ),
+    Layout(
+        "rtmo",
+        NetworkType.DETECTOR,
+        parse_rtmo,
+        "`dets` float `[n, 5]`: x0, y0, x1, y1 in pixels of the network's input, score; `keypoints` float `[n, k, d]`: "
+        "x, y in the same pixels, and perhaps a score, 0 to 1, by `keypoint-shape`; one class, final: nothing is "
+        "suppressed. RTMO exported by mmdeploy",
         uses=FINAL_BOX_OPTIONS,
     ),
 )
