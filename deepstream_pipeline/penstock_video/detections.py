@@ -51,7 +51,7 @@ class Detections:
         )
 
     def moved(self, boxes: npt.NDArray[np.float64], xyxy: FloatArray) -> "Detections":
-        """The same objects at xyxy; masks, keypoints and turned boxes are moved to the centres of boxes (n, 4).
+        """The same objects at xyxy; masks, keypoints and oriented boxes are moved to the centres of boxes (n, 4).
 
         Masks move by whole pixels, and end at the picture's edge.
         """

@@ -132,7 +132,7 @@ RESULTS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
             ["dog", "0.410", "50.0", "60.0", "80.0", "95.0", ""],
         ],
     ),
-    "turned boxes": (
+    "oriented boxes": (
         {"detections": [DOG | {"xywhr": [65, 77.5, 20, 30, 0.5236]}]},
         [
             ["label", "score", "x1", "y1", "x2", "y2", "angle"],

@@ -85,13 +85,13 @@ def test_detections_with_a_wrong_array_name_it(field: str, value: np.ndarray) ->
     ],
 )
 def test_detections_with_shapes_of_another_length_name_them(field: str, value: object) -> None:
-    """Each detection has exactly one mask, one set of keypoints and one turned box, if the model has them."""
+    """Each detection has exactly one mask, one set of keypoints and one oriented box, if the model has them."""
     with pytest.raises(ValueError, match=field):
         replace(detections(2), **{field: value})
 
 
 def shaped(count: int = 3) -> Detections:
-    """The number-th has its number in its mask's place, keypoints and turned box. The picture is 8 x 6."""
+    """The number-th has its number in its mask's place, keypoints and oriented box. The picture is 8 x 6."""
     numbers = np.arange(count, dtype=np.float32)
     return replace(
         detections(count),
@@ -103,7 +103,7 @@ def shaped(count: int = 3) -> Detections:
 
 @pytest.mark.parametrize("rows", [np.array([2, 0]), np.array([True, False, True])], ids=["indices", "bool"])
 def test_select_keeps_shapes_with_their_boxes(rows: np.ndarray) -> None:
-    """Masks, keypoints and turned boxes are those of the selected detections, in their order."""
+    """Masks, keypoints and oriented boxes are those of the selected detections, in their order."""
     some = shaped().select(rows)
     assert some.masks is not None
     assert some.keypoints is not None
@@ -116,7 +116,7 @@ def test_select_keeps_shapes_with_their_boxes(rows: np.ndarray) -> None:
 
 
 def test_moved_shapes_keep_their_size_and_end_at_the_picture() -> None:
-    """Keypoints keep their score, turned boxes their size and angle; a mask loses what is outside."""
+    """Keypoints keep their score, oriented boxes their size and angle; a mask loses what is outside."""
     whole = shaped(2)
     shift = np.array([[2, -2, 2, -2], [-9, 40, -9, 40]])
     there = whole.moved(whole.xyxy + shift, whole.xyxy + 2)

@@ -223,11 +223,11 @@ async def test_results_with_pixels_are_read_a_few_at_a_time(rig: Rig, monkeypatc
 
 async def test_wanted_options_of_one_request_do_not_reach_the_next(rig: Rig) -> None:
     """The model's card stays as it is."""
-    strict = ImageRequest("boxes", "", (picture(1),), None, wanted=ResultOptions(conf=0.9))
+    strict = ImageRequest("boxes", "", (picture(1),), None, result_options=ResultOptions(conf=0.9))
     (none,) = (await rig.plane.infer_images(strict)).results
-    (one,) = (await rig.plane.infer_images(replace(strict, wanted=ResultOptions()))).results
+    (one,) = (await rig.plane.infer_images(replace(strict, result_options=ResultOptions()))).results
     assert isinstance(none, Detections)
     assert isinstance(one, Detections)
     assert (len(none.score), len(one.score)) == (0, 1)
     with pytest.raises(InvalidRequest, match="no label"):
-        await rig.plane.infer_images(replace(strict, wanted=ResultOptions(classes=("nothing",))))
+        await rig.plane.infer_images(replace(strict, result_options=ResultOptions(classes=("nothing",))))

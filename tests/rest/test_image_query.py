@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.rest.image_query import AS_DEFAULT, QUERY_PARAMETERS, ImageQuery, query_of
+from penstock.gateway.rest.image_query import DEFAULT_QUERY, QUERY_PARAMETERS, ImageQuery, query_of
 from penstock.gateway.rest.image_results import MaskForm
 from penstock.protocol.errors import InvalidRequest
-from penstock.vision.results import AS_CARD, ResultOptions
+from penstock.vision.results import ResultOptions
 from tests.rest.harness import Front, described_by
 
 
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("", AS_DEFAULT),
+        ("", DEFAULT_QUERY),
         ("conf=0.05", ImageQuery(ResultOptions(conf=0.05))),
         ("conf=0&iou=1", ImageQuery(ResultOptions(conf=0.0, iou=1.0))),
         ("classes=person,%20car%20,7", ImageQuery(ResultOptions(classes=("person", "car", "7")))),
@@ -23,14 +23,13 @@ from tests.rest.harness import Front, described_by
         ("masks=polygon", ImageQuery(ResultOptions(needs_masks=True), MaskForm.POLYGON)),
         ("masks=none", ImageQuery(ResultOptions(needs_masks=False), MaskForm.NONE)),
         ("draw=1", ImageQuery(is_drawn=True)),
-        ("draw=0", AS_DEFAULT),
+        ("draw=0", DEFAULT_QUERY),
     ],
 )
 def test_query_of_valid_parameters(query: str, expected: ImageQuery) -> None:
     """Each parameter becomes its option; a missing one is the model's."""
     found = query_of(query.encode())
     assert found == expected
-    assert (found.wanted is AS_CARD) == (expected.wanted == AS_CARD)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +40,10 @@ def test_query_of_valid_parameters(query: str, expected: ImageQuery) -> None:
         ("conf=-0.1", "it must be a number from 0 to 1"),
         ("conf=", "query parameter 'conf' is ''"),
         ("iou=high", "query parameter 'iou' is 'high'"),
-        ("max_detections=0", "it must be a whole number from 1 to 1024"),
-        ("max_detections=1025", "it must be a whole number from 1 to 1024"),
-        ("max_detections=" + "9" * 5000, "it must be a whole number from 1 to 1024"),
-        ("max_detections=%D9%A3", "it must be a whole number from 1 to 1024"),
+        ("max_detections=0", "it must be an integer from 1 to 1024"),
+        ("max_detections=1025", "it must be an integer from 1 to 1024"),
+        ("max_detections=" + "9" * 5000, "it must be an integer from 1 to 1024"),
+        ("max_detections=%D9%A3", "it must be an integer from 1 to 1024"),
         ("classes=", "it must be class ids or labels, separated by commas"),
         ("classes=car,,bus", "it must be class ids or labels, separated by commas"),
         ("classes=" + "1," * 1000 + "1", "has 1001 classes (limit 1000)"),
@@ -76,7 +75,7 @@ def test_query_of_any_bytes_is_a_query_or_an_invalid_request(query: bytes) -> No
         found = query_of(query)
     except InvalidRequest:
         return
-    assert found.wanted.conf is None or 0 <= found.wanted.conf <= 1
+    assert found.result_options.conf is None or 0 <= found.result_options.conf <= 1
 
 
 def test_description_has_the_parameters_of_images() -> None:

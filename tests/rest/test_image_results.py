@@ -89,7 +89,7 @@ def test_detections_without_masks_have_no_such_member() -> None:
 
 
 def test_detections_with_keypoints_and_turned_boxes_have_them() -> None:
-    """Keypoints are [x, y, score] with three decimals, turned boxes [x, y, width, height, radians] with five."""
+    """Keypoints are [x, y, score] with three decimals, oriented boxes [x, y, width, height, radians] with five."""
     keypoints = np.array([[[1, 2, 0.98765], [3.00049, 4, 0]], [[0, 0, 0], [5, 6, 1]]], np.float32)
     xywhr = np.array([[10, 20, 30, 40, 0.7853981], [1, 2, 3, 4, -1.5]], np.float32)
     first, second = written(boxes(keypoints=keypoints, xywhr=xywhr))["detections"]

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from pydantic import Field
 
-from penstock.vision.drawing import turned_corners
+from penstock.vision.drawing import oriented_corners
 from penstock_video.sinks.canvas import (
     ALARM,
     INK,
@@ -257,9 +257,9 @@ def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names", memory: _
 
 
 def _draw_outlines(sheet: _Sheet, drawn: Sequence[_Drawn]) -> None:
-    """Turned boxes if the model has them, else upright ones; and keypoints."""
+    """Oriented boxes if the model has them, else upright ones; and keypoints."""
     seen, canvas, scale = sheet.result.tracks.detections, sheet.canvas, sheet.scale
-    corners = None if seen.xywhr is None else turned_corners(seen.xywhr) * scale
+    corners = None if seen.xywhr is None else oriented_corners(seen.xywhr) * scale
     for one in drawn:
         if corners is None:
             canvas.box(one.first, one.second, one.colour)

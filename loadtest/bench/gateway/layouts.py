@@ -5,7 +5,7 @@
 
 Each layout has examples: outputs at batch 1 of a network with an input of 640x640 and 80 classes, with 60 objects that
 each have a few overlapping boxes over the threshold, and low scores elsewhere. `crowd` has a thousand boxes over the
-threshold. Masks, keypoints and turned boxes are of 10 objects on a photo of 640x480, unless the name says otherwise.
+threshold. Masks, keypoints and oriented boxes are of 10 objects on a photo of 640x480, unless the name says otherwise.
 Masks of classes count as read once. The layouts take turns, call by call, in one thread.
 """
 
@@ -214,7 +214,7 @@ def grid_examples() -> list[LayoutExample]:
 
 
 def mask_examples() -> list[LayoutExample]:
-    """Instance segmentation, poses and turned boxes."""
+    """Instance segmentation, poses and oriented boxes."""
     random = np.random.default_rng(11)
     prototypes = random.normal(size=(1, 32, SIDE // 4, SIDE // 4)).astype(np.float32)
 

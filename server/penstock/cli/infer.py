@@ -111,7 +111,7 @@ def _shown(result: ImageResult) -> Table | str:
 
 
 def _boxes(found: Sequence[Detection]) -> Table:
-    """A row a box: with the angle of turned boxes, the pixels of masks and the number of keypoints that are seen."""
+    """A row a box: with the angle of oriented boxes, the pixels of masks and the number of keypoints that are seen."""
     columns, rows = ["label", "score", *CORNERS], [[one.name, f"{one.score:.3f}", *_pixels(one.xyxy)] for one in found]
 
     def add(column: str, cells: Sequence[str]) -> None:

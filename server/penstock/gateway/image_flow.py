@@ -149,7 +149,7 @@ class ImageFlow:
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
-        model = ImageModel(model.config, card_for(model.card, request.wanted))
+        model = ImageModel(model.config, card_for(model.card, request.result_options))
         if not request.is_drawn:
             return await self._answered(request, model, label)
         async with self._drawer.slots.slot(request.client, request.deadline) as slot:

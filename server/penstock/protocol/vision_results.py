@@ -32,7 +32,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """Boxes of one image, by falling score.
+    """Boxes of one image, by descending score.
 
     xyxy: (n, 4) float32, corners in source pixels after EXIF rotation. score: (n,) float32 in [0, 1]. class_id: (n,)
     int64. masks: one per box. keypoints: (n, k, 3) float32: x, y in source pixels, score in [0, 1] (1 if the model has
@@ -50,7 +50,7 @@ class Detections:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The most likely classes of one image: score (n,) float32, falling; class_id (n,) int64."""
+    """The most likely classes of one image: score (n,) float32, descending; class_id (n,) int64."""
 
     score: FloatArray
     class_id: IntArray
@@ -65,7 +65,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """One line of text. text: empty if only its place is known. polygon: (4, 2) float32 corners, None for all of it."""
+    """A line of text. text: empty if only the region is known. polygon: (4, 2) float32; None for the whole image."""
 
     text: str
     score: float
@@ -83,7 +83,7 @@ class TextLines:
 class SegmentationMap:
     """Classes of the pixels. masks[i]: the pixels of class_id[i]; they may overlap if a pixel can have many classes.
 
-    height, width: of the image. class_id: (n,) int64, rising; classes without a pixel are left out. masks may be
+    height, width: of the image. class_id: (n,) int64, ascending; classes without a pixel are left out. masks may be
     computed when they are read: read each once.
     """
 
@@ -95,7 +95,7 @@ class SegmentationMap:
 
 @dataclass(frozen=True, slots=True)
 class DepthMap:
-    """Depth or inverse depth, as the model has it. values: (height, width) float32, finite."""
+    """Depth or inverse depth, as the model outputs it. values: (height, width) float32, finite."""
 
     values: FloatArray
 

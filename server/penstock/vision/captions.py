@@ -62,7 +62,7 @@ class Lettering:
         return width + 2 * self.margin, ascent + descent + 2 * self.margin
 
     def position(self, picture: Picture, text: str, left: int, top: int) -> CaptionPosition:
-        """There, or where it is wholly in the picture."""
+        """The position at (left, top), moved so that the text is inside the picture."""
         width, height = self.size(text)
         left = max(0, min(left, picture.shape[1] - width))
         top = max(0, min(top, picture.shape[0] - height))
@@ -70,7 +70,7 @@ class Lettering:
 
 
 def lettering_of(picture: Picture) -> Lettering:
-    """As large to the eye in any picture."""
+    """The font scale for the picture's size."""
     return Lettering(max(0.5, max(picture.shape[:2]) / 1600))
 
 
@@ -96,7 +96,7 @@ def position_captions(
 
 
 def _letterings(picture: Picture, box: CaptionedBox) -> tuple[Lettering, Lettering]:
-    """The size that suits the box, and the smallest."""
+    """The size that fits the box, and the smallest."""
     full = lettering_of(picture)
     width, _ = full.size(box.caption)
     share = LONGEST_CAPTION * (box.xyxy[2] - box.xyxy[0]) / width
@@ -105,7 +105,7 @@ def _letterings(picture: Picture, box: CaptionedBox) -> tuple[Lettering, Letteri
 
 
 def _candidates(picture: Picture, box: CaptionedBox, lettering: Lettering) -> list[CaptionPosition]:
-    """The better ones first: above the box, below it, and inside its upper edge where that hides little of it.
+    """Candidate positions, best first: above the box, below it, and inside its upper edge if that hides little of it.
 
     Inside a small box too where the picture has no room outside.
     """
@@ -126,7 +126,7 @@ def _hides(position: CaptionPosition, others: Rectangles, captions: Sequence[Cap
 
 
 def _covered(position: CaptionPosition, rectangles: Rectangles) -> Rectangles:
-    """(n,): square pixels that the place and each rectangle have in common."""
+    """(n,): intersection areas of the position and each rectangle, in pixels."""
     upper = np.maximum(rectangles[:, :2], (position.left, position.top))
     lower = np.minimum(rectangles[:, 2:], (position.right, position.bottom))
     return np.asarray(np.prod(np.maximum(lower - upper, 0.0), axis=1), np.float64)

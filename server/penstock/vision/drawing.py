@@ -1,4 +1,4 @@
-"""Draws a result into its picture: boxes, masks, keypoints, turned boxes, text, areas, depth, names of classes."""
+"""Draws a result into its picture: boxes, masks, keypoints, oriented boxes, text, areas, depth, names of classes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ PALETTE: tuple[Color, ...] = (
     (110, 140, 255),
 )
 MIN_KEYPOINT_SCORE = 0.25
-MAX_CAPTIONS = 200  # boxes; more captions would only hide each other
+MAX_CAPTIONS = 200  # boxes; more captions would hide each other
 MAX_LEGEND_LINES = 12  # of classes of a segmentation, the largest first
 MAX_CAPTION_CHARACTERS = 80
 _FARTHEST = 1e9  # pixels
@@ -75,7 +75,7 @@ def draw_result(
 
 
 def color_of(class_id: int) -> Color:
-    """Of the palette, turned by one every round, so that classes 0, 8, 16 and 32 differ as well."""
+    """The class's colour in the palette, shifted by one each round, so that classes 0, 8 and 16 differ."""
     return PALETTE[(class_id + class_id // len(PALETTE)) % len(PALETTE)]
 
 
@@ -111,7 +111,7 @@ def draw_captions(image: Picture, boxes: Sequence[CaptionedBox]) -> None:
 
 
 def line_width(image: Picture) -> int:
-    """2 pixels in a VGA picture, more in a larger one, so that it is as wide to the eye."""
+    """Line width in pixels: 2 in a VGA picture, more in a larger one."""
     return int(max(2, round(max(image.shape[:2]) / 500)))
 
 
@@ -128,7 +128,7 @@ def _draw_detections(
         for (x1, y1, x2, y2), class_id, score in zip(corners.tolist(), class_ids, found.score.tolist(), strict=True)
     ]
     if found.xywhr is not None:
-        outlines = _points(image, turned_corners(found.xywhr).reshape(-1, 2)).reshape(-1, 4, 2)
+        outlines = _points(image, oriented_corners(found.xywhr).reshape(-1, 2)).reshape(-1, 4, 2)
         for class_id, outline in zip(class_ids, outlines, strict=True):
             _draw_outline(image, outline, color_of(class_id))
         draw_captions(image, boxes)
@@ -209,8 +209,8 @@ def _draw_outline(image: Picture, outline: Points, color: Color) -> None:
     cv2.polylines(image, [outline], True, color, line_width(image), cv2.LINE_AA)
 
 
-def turned_corners(xywhr: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """(n, 5) to (n, 4, 2): the corners of turned boxes."""
+def oriented_corners(xywhr: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """(n, 5) to (n, 4, 2): the corners of oriented boxes."""
     boxes = np.nan_to_num(xywhr.astype(np.float64), posinf=_FARTHEST, neginf=-_FARTHEST)
     centre, size, angle = boxes[:, np.newaxis, :2], boxes[:, 2:4] / 2, boxes[:, 4]
     along = np.stack([np.cos(angle), np.sin(angle)], axis=1) * size[:, :1]

@@ -69,8 +69,8 @@ def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
     channels = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB).channels
     sides = parameters.numbers("infer-dims", count=3, default=0.0)
     if sides[0] != channels or any(side < 1 or side != int(side) for side in sides):
-        wanted = f"is not {channels};H;W, the network's size in pixels, which image-decoder engine needs"
-        raise parameters.refusal("infer-dims", wanted)
+        expected = f"is not {channels};H;W, the network's size in pixels, which image-decoder engine needs"
+        raise parameters.refusal("infer-dims", expected)
     return TensorSpec(name, Datatype.FP32, tuple(int(side) for side in sides))
 
 
@@ -86,10 +86,10 @@ def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, 
         width, height = _stated_size(parameters, color, width, height)
         if channels == color.channels and (height == width == -1 or (height > 0 and (width > 0 or width == -1))):
             return max(width, 0), max(height, 0)
-    wanted = f"[{color.channels}, H, W]" if layout is InputOrder.NCHW else f"[H, W, {color.channels}]"
+    expected = f"[{color.channels}, H, W]" if layout is InputOrder.NCHW else f"[H, W, {color.channels}]"
     refusal = parameters.refusal(
         "network-input-order",
-        f"{layout.name} with model-color-format {color.name} needs an input of shape {wanted}, H and W both given, "
+        f"{layout.name} with model-color-format {color.name} needs an input of shape {expected}, H and W both given, "
         f"both -1, or only W -1; {spec.name!r} has {list(spec.shape)}",
     )
     if len(shape) == 3 and {shape[0], shape[2]} & {1, 3}:  # a picture in another layout or colour format

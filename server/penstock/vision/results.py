@@ -38,7 +38,7 @@ CANARY_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """What a client asks of the results; None for the card's. conf, iou: 0 to 1. classes: ids in digits, or labels."""
+    """A request's overrides of the card; None for the card's value. conf, iou: 0 to 1. classes: ids or labels."""
 
     conf: float | None = None
     iou: float | None = None
@@ -47,16 +47,16 @@ class ResultOptions:
     needs_masks: bool | None = None
 
 
-AS_CARD = ResultOptions()
-LOWEST_CONF = 0.001  # lower ones would only add noise; the card's own threshold may be lower
+CARD_DEFAULTS = ResultOptions()
+LOWEST_CONF = 0.001  # lower requests are raised to it; the card's threshold may be lower
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
     """Encoded images for one model.
 
-    is_drawn: the response has a drawing of the only image. write: makes of a result and the labels what the response
-    has instead; called in a thread for large results.
+    is_drawn: the response has a drawing of the only image. write: converts a result and the labels to the response's
+    form; called in a thread for large results.
     """
 
     model_name: str
@@ -65,7 +65,7 @@ class ImageRequest:
     deadline: float | None  # monotonic seconds; None for the model's default
     id: str = ""
     client: str = ""  # for fair queueing
-    wanted: ResultOptions = AS_CARD
+    result_options: ResultOptions = CARD_DEFAULTS
     is_drawn: bool = False
     write: Callable[[VisionResult, Sequence[str]], object] | None = field(default=None, compare=False)
 
@@ -76,7 +76,7 @@ class ImageResponse:
 
     model_name: str
     model_version: str
-    results: tuple[object, ...]  # VisionResult each, or what the request's `write` made of it
+    results: tuple[object, ...]  # VisionResult each, or the return value of the request's `write`
     labels: tuple[str, ...]  # by class_id; may be incomplete
     timings: Timings
     total_s: float
@@ -146,7 +146,7 @@ def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: 
 
 
 def _numbers_of(result: VisionResult) -> tuple[npt.ArrayLike, ...]:
-    """Every float of a result that a client gets."""
+    """All floats of the result."""
     match result:
         case Detections():
             more = (numbers for numbers in (result.keypoints, result.xywhr) if numbers is not None)
@@ -175,30 +175,30 @@ _BIGGEST_CLASS_ID = 1_000_000
 _MAX_COMPARED_LABELS = 2000  # with an unknown one: 10 ms
 
 
-def card_for(card: VisionCard, wanted: ResultOptions) -> VisionCard:
-    """The card with what a client wants. Raises InvalidRequest for options that its layout cannot use, and labels."""
-    if wanted is AS_CARD:
+def card_for(card: VisionCard, requested: ResultOptions) -> VisionCard:
+    """The card with a request's options applied. Raises InvalidRequest for unusable options and unknown labels."""
+    if requested == CARD_DEFAULTS:
         return card
-    _refuse_unusable(card, wanted)
+    _refuse_unusable(card, requested)
     options = card.layout_options
-    if wanted.conf is not None:
-        conf = max(wanted.conf, LOWEST_CONF)
-        options = replace(options, pre_cluster_threshold=conf, classifier_threshold=wanted.conf, class_thresholds=())
-    if wanted.iou is not None:
-        options = replace(options, nms_iou_threshold=wanted.iou)
-    if wanted.max_detections is not None:
-        options = replace(options, topk=wanted.max_detections)
-    if wanted.classes is not None:
-        ids = frozenset(class_id for name in wanted.classes for class_id in _class_ids(name, card.labels))
-        options = replace(options, wanted_classes=ids)
-    needs_masks = wanted.needs_masks is not False or card.network_type is NetworkType.SEGMENTATION  # for the areas
+    if requested.conf is not None:
+        conf = max(requested.conf, LOWEST_CONF)
+        options = replace(options, pre_cluster_threshold=conf, classifier_threshold=requested.conf, class_thresholds=())
+    if requested.iou is not None:
+        options = replace(options, nms_iou_threshold=requested.iou)
+    if requested.max_detections is not None:
+        options = replace(options, topk=requested.max_detections)
+    if requested.classes is not None:
+        ids = frozenset(class_id for name in requested.classes for class_id in _class_ids(name, card.labels))
+        options = replace(options, class_filter=ids)
+    needs_masks = requested.needs_masks is not False or card.network_type is NetworkType.SEGMENTATION  # for the areas
     return replace(card, layout_options=replace(options, needs_masks=needs_masks))
 
 
-def _refuse_unusable(card: VisionCard, wanted: ResultOptions) -> None:
+def _refuse_unusable(card: VisionCard, requested: ResultOptions) -> None:
     usable = card.layout.usable_options
     for member, name in _FIELDS.items():
-        if name not in usable and getattr(wanted, member) is not None:
+        if name not in usable and getattr(requested, member) is not None:
             kind, layout = card.network_type.name.lower().replace("_", " "), card.layout.name
             can = f"it can use {', '.join(sorted(usable))}" if usable else "leave it out"
             raise InvalidRequest(f"{name} has no effect on this model ({kind}, layout {layout!r}); {can}")

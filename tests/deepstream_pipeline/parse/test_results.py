@@ -72,7 +72,7 @@ def test_threshold_and_classes_of_ones_own_hold() -> None:
 
 
 def test_shapes_of_the_wanted_classes_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks, keypoints and turned boxes stay with their boxes."""
+    """Masks, keypoints and oriented boxes stay with their boxes."""
     masks = tuple(Mask(200, 400, left, 0, np.ones((2, 2), np.bool_)) for left in (0, 7))
     points, turned = np.arange(12, dtype=np.float32).reshape(2, 2, 3), np.arange(10, dtype=np.float32).reshape(2, 5)
     xyxy, score = np.zeros((2, 4), np.float32), np.ones(2, np.float32)

@@ -189,7 +189,7 @@ def test_coasting_moves_tracks_as_they_moved(tracker: Tracker) -> None:
 
 
 def posed(number: int) -> Detections:
-    """A person who stands, and a walker. Each has a mask, a keypoint and a turned box at its centre."""
+    """A person who stands, and a walker. Each has a mask, a keypoint and a oriented box at its centre."""
     found = seen((300.0, 100.0, 0, 0.9), walker(number))
     centres = (found.xyxy[:, :2] + found.xyxy[:, 2:]) / 2
     masks = tuple(Mask(480, 640, int(x), int(y), np.ones((2, 2), np.bool_)) for x, y in centres.tolist())
@@ -199,7 +199,7 @@ def posed(number: int) -> Detections:
 
 
 def test_track_keeps_the_shapes_of_its_detection(tracker: Tracker) -> None:
-    """Masks, keypoints and turned boxes come in the tracks' order, and move with their boxes while coasting."""
+    """Masks, keypoints and oriented boxes come in the tracks' order, and move with their boxes while coasting."""
     for number in range(8):
         tracks = tracker.update(frame_at(number), posed(number))
     coasted = tracker.coast(frame_at(8))

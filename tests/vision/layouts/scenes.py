@@ -12,7 +12,7 @@ from penstock.protocol.vision_results import Detections
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import geometry_of
-from penstock.vision.results import AS_CARD, ResultOptions, card_for, parse
+from penstock.vision.results import CARD_DEFAULTS, ResultOptions, card_for, parse
 from tests.support.plain_detections import PlainBox, PlainFit, letterbox
 
 Array = npt.NDArray[Any]
@@ -53,7 +53,7 @@ def decode(
     picture_size: tuple[int, int],
     *,
     row: int | None = 0,
-    wanted: ResultOptions = AS_CARD,
+    wanted: ResultOptions = CARD_DEFAULTS,
 ) -> Detections:
     """The card's result of one picture. row: in the batch; None without a batch axis."""
     response = InferResponse("street", "1", tuple(tensor_from_numpy(name, array) for name, array in outputs.items()))

@@ -212,10 +212,10 @@ def test_iou_of_a_client_is_refused_where_nothing_is_suppressed(layout: str) -> 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (1.5, "1.5; a whole number of 32 bits was expected"),
+        (1.5, "1.5; an integer of 32 bits was expected"),
         (-1.0, "-1; classes are counted from 0"),
-        (1e38, r"9.99\d*e\+37; a whole number of 32 bits"),
-        (3e9, r"3000000000.0; a whole number of 32 bits"),
+        (1e38, r"9.99\d*e\+37; an integer of 32 bits"),
+        (3e9, r"3000000000.0; an integer of 32 bits"),
     ],
 )
 def test_class_that_is_no_whole_number_is_the_models_fault(layout: str, value: float, text: str) -> None:

@@ -171,7 +171,7 @@ def test_tensorflow_count_beyond_its_rows_is_refused() -> None:
 
 def test_final_boxes_are_filtered_by_what_the_client_wants() -> None:
     """Classes of the card's numbering, a threshold for one class, and a limit."""
-    case = Case("rt-detr", options={"class_ids": (7, 8, 9), "wanted_classes": frozenset({9, 8})})
+    case = Case("rt-detr", options={"class_ids": (7, 8, 9), "class_filter": frozenset({9, 8})})
     wanted = [box._replace(class_id=box.class_id + 7) for box in BOXES if box.class_id != 0]
     assert_same_detections(case.detect(rt_detr()), seen(wanted))
     strict = Case("rt-detr", options={"class_thresholds": ((2, 0.95),)})
@@ -192,7 +192,7 @@ def test_final_boxes_with_hostile_values_are_refused_or_bounded(make: Callable[.
     [
         ("rt-detr", "boxes", np.zeros((ROWS, 5), np.float32), r"\[n, 4\] was expected"),
         ("rt-detr", "labels", np.zeros(3, np.int64), r"\[40\] \(one for each box of 'boxes'\)"),
-        ("rt-detr", "labels", np.full(ROWS, 0.5, np.float32), "holds 0.5; a whole number"),
+        ("rt-detr", "labels", np.full(ROWS, 0.5, np.float32), "holds 0.5; an integer"),
         ("rt-detr", "scores", np.zeros(3, np.float32), r"\[40\] \(one for each box of 'boxes'\)"),
         ("ssd", "scores", np.full(ROWS, np.nan, np.float32), "40 values that are NaN or infinite"),
         ("tf-detection", "detection_classes:0", np.full(ROWS, 1.5, np.float32), "holds 1.5"),

@@ -51,7 +51,7 @@ def random_options(names: tuple[str, ...], random: np.random.Generator) -> Layou
         class_thresholds=((1, 0.1),) if random.random() < 0.3 else (),
         is_class_agnostic=bool(random.random() < 0.3),
         class_ids=(5, 6) if random.random() < 0.3 else (),
-        wanted_classes=frozenset({1, 5}) if random.random() < 0.3 else None,
+        class_filter=frozenset({1, 5}) if random.random() < 0.3 else None,
     )
 
 

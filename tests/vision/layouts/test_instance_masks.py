@@ -320,8 +320,8 @@ ROWS, PLANES = np.zeros((38, 84), np.float32), np.zeros((32, 16, 16), np.float32
 @pytest.mark.parametrize(
     ("layout", "arrays", "what"),
     [
-        ("yolov8-seg", (ROWS,), "needs another one beside it"),
-        ("yolov8-seg", (ROWS, ROWS), "needs another one beside it"),
+        ("yolov8-seg", (ROWS,), "needs a second output"),
+        ("yolov8-seg", (ROWS, ROWS), "needs a second output"),
         ("yolov8-seg", (ROWS, PLANES[:0]), "within the network's input"),
         ("yolov8-seg", (ROWS, np.zeros((32, 70, 16), np.float32)), "within the network's input"),
         ("yolov8-seg", (ROWS[:36], PLANES), "classes"),

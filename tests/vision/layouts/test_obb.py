@@ -1,4 +1,4 @@
-"""Turned boxes: known ones at every angle, their exact overlap, and their suppression."""
+"""Oriented boxes: known ones at every angle, their exact overlap, and their suppression."""
 
 import math
 
@@ -11,7 +11,7 @@ from penstock.protocol.errors import EngineFailed, InvalidRequest
 from penstock.protocol.inference import Datatype
 from penstock.protocol.vision_results import Detections
 from penstock.vision.card import card_from_config
-from penstock.vision.layouts.turned_boxes import turned_overlaps, turned_suppression
+from penstock.vision.layouts.oriented_boxes import rotated_iou, rotated_nms
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import ResizeMode
 from tests.vision.layouts.decoding import LETTERBOXES, Array, decoded, fitted
@@ -29,7 +29,7 @@ def corners_of(box: Array) -> list[tuple[float, float]]:
 
 
 def plain_overlap(one: Array, other: Array) -> float:
-    """Intersection over union of two turned boxes: one's corners, cut by each side of the other in turn."""
+    """Intersection over union of two oriented boxes: one's corners, cut by each side of the other in turn."""
     polygon, sides = corners_of(one), corners_of(other)
     for (x0, y0), (x1, y1) in zip(sides, sides[1:] + sides[:1], strict=True):
         depths = [(x1 - x0) * (y - y0) - (y1 - y0) * (x - x0) for x, y in polygon]
@@ -93,7 +93,7 @@ def test_overlap_is_that_of_opencvs_polygons() -> None:
     """2,000 random pairs."""
     one, other = random_boxes(2000, 1), random_boxes(2000, 2)
     wanted = [opencv_overlap(first, second) for first, second in zip(one, other, strict=True)]
-    assert np.abs(turned_overlaps(one, other) - wanted).max() < 2e-4
+    assert np.abs(rotated_iou(one, other) - wanted).max() < 2e-4
 
 
 def test_overlap_is_that_of_plain_polygons() -> None:
@@ -104,16 +104,16 @@ def test_overlap_is_that_of_plain_polygons() -> None:
     other[1400:1500] = one[1400:1500]
     other[1500:1600, [0, 1, 4]] = one[1500:1600, [0, 1, 4]]
     wanted = [plain_overlap(first, second) for first, second in zip(one, other, strict=True)]
-    assert np.abs(turned_overlaps(one, other) - wanted).max() < 1e-6
-    assert np.abs(turned_overlaps(other, one) - turned_overlaps(one, other)).max() < 1e-9
-    assert turned_overlaps(one, one) == pytest.approx(np.ones(2000), abs=1e-9)
+    assert np.abs(rotated_iou(one, other) - wanted).max() < 1e-6
+    assert np.abs(rotated_iou(other, one) - rotated_iou(one, other)).max() < 1e-9
+    assert rotated_iou(one, one) == pytest.approx(np.ones(2000), abs=1e-9)
 
 
 def test_overlap_is_that_of_the_pixels() -> None:
     """Counted in a picture, which knows no geometry."""
     one = np.array([[600, 600, 700, 200, 0.3], [600, 600, 500, 500, 0.0], [500, 500, 300, 80, 2.0]])
     other = np.array([[650, 580, 600, 300, -0.9], [600, 600, 500, 500, math.pi / 4], [560, 620, 300, 80, 1.1]])
-    for first, second, found in zip(one, other, turned_overlaps(one, other), strict=True):
+    for first, second, found in zip(one, other, rotated_iou(one, other), strict=True):
         bits = drawn(first), drawn(second)
         assert found == pytest.approx(
             np.count_nonzero(bits[0] & bits[1]) / np.count_nonzero(bits[0] | bits[1]), abs=2e-3
@@ -126,10 +126,10 @@ def test_overlap_of_boxes_far_apart_and_of_slivers_is_no_warning() -> None:
     width, height, other_width, angle = (part.ravel() for part in np.meshgrid(sizes, sizes, sizes, [0, 1e-9, 1.0]))
     one = np.stack([width * 0, width * 0, width, height, angle * 0], axis=1)
     other = np.stack([width * 0 + 0.3, width * 0, other_width, height, angle], axis=1)
-    found = turned_overlaps(one, other)
+    found = rotated_iou(one, other)
     assert ((found >= 0) & (found <= 1 + 1e-6)).all()
     other[:, 0] += 5e6
-    assert turned_overlaps(one, other).max() == 0
+    assert rotated_iou(one, other).max() == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -139,7 +139,7 @@ def test_suppression_is_that_of_a_plain_loop(seed: int, iou: float) -> None:
     boxes = random_boxes(120, seed, spread=200)
     random = np.random.default_rng(seed)
     score, group = random.permutation(120).astype(np.float32) / 120, random.integers(0, 3, 120)
-    assert turned_suppression(boxes, score, group, iou).tolist() == plain_suppression(boxes, score, group, iou)
+    assert rotated_nms(boxes, score, group, iou).tolist() == plain_suppression(boxes, score, group, iou)
 
 
 def test_suppression_leaves_out_empty_boxes_and_separates_groups() -> None:
@@ -147,7 +147,7 @@ def test_suppression_leaves_out_empty_boxes_and_separates_groups() -> None:
     box = [50, 50, 40, 10, 0.5]
     boxes = np.array([box, box, [50, 50, 0, 10, 0], [50, 50, 10, -1, 0], box])
     score, group = np.full(5, 0.5, np.float32), np.array([0, 0, 1, 2, 2**31])
-    assert turned_suppression(boxes, score, group, 0.45).tolist() == [0, 4]
+    assert rotated_nms(boxes, score, group, 0.45).tolist() == [0, 4]
 
 
 # layouts --------------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_a_thousand_overlapping_boxes_are_suppressed_in_bounded_time() -> None:
     """All on one place: the slowest case, some hundred thousand pairs."""
     boxes = random_boxes(1024, 5, spread=20, longest=60)
     score = np.linspace(0.9, 0.3, 1024, dtype=np.float32)
-    selected = turned_suppression(boxes, score, np.zeros(1024, np.int64), 0.45)
+    selected = rotated_nms(boxes, score, np.zeros(1024, np.int64), 0.45)
     assert selected[:80].tolist() == plain_suppression(
         boxes[: selected[79] + 1], score[: selected[79] + 1], np.zeros(1024), 0.45
     )

@@ -28,7 +28,7 @@ def test_class_ids_are_read_from_integers_and_from_whole_floats(ids: Array) -> N
 @pytest.mark.parametrize("value", [0.5, np.nan, np.inf, 1e38, 3e9])
 def test_class_id_that_is_no_whole_number_of_32_bits_is_refused(value: float) -> None:
     """The error names the output and the value."""
-    with pytest.raises(EngineFailed, match=r"output 'ids' holds .*; a whole number of 32 bits was expected"):
+    with pytest.raises(EngineFailed, match=r"output 'ids' holds .*; an integer of 32 bits was expected"):
         outputs(ids=np.array([1, value])).class_ids("ids")
     with pytest.raises(EngineFailed, match="output 'ids' holds 3000000000"):
         outputs(ids=np.array([1, 3_000_000_000])).class_ids("ids")

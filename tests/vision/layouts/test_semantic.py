@@ -160,7 +160,7 @@ def test_class_ids_and_wanted_classes_of_the_card_apply() -> None:
     result = decoded(SegmentationMap, "semantic", (classes,), geometry, class_ids=(9, 7, 8))
     assert (result.class_id.tolist(), [mask.area for mask in result.masks]) == ([7, 8, 9], [1, 2, 1])
     chosen = decoded(
-        SegmentationMap, "semantic", (classes,), geometry, class_ids=(9, 7, 8), wanted_classes=frozenset({9, 55})
+        SegmentationMap, "semantic", (classes,), geometry, class_ids=(9, 7, 8), class_filter=frozenset({9, 55})
     )
     assert (chosen.class_id.tolist(), [(mask.left, mask.top, mask.area) for mask in chosen.masks]) == ([9], [(0, 0, 1)])
 

@@ -163,7 +163,7 @@ class ImageEndpoint:
             images,
             deadline_of(request),
             request_id,
-            wanted=query.wanted,
+            result_options=query.result_options,
             is_drawn=query.is_drawn,
             write=partial(result_json, masks=query.masks),
         )

@@ -1,4 +1,4 @@
-"""The query parameters of POST …/image: which results, in which form."""
+"""Query parameters of POST …/image: thresholds, classes, and the form of the answer."""
 
 import difflib
 import math
@@ -11,7 +11,7 @@ from penstock.gateway.rest.image_results import MaskForm
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.request_checks import quoted
 from penstock.vision.layouts.layout import MAX_CANDIDATES
-from penstock.vision.results import AS_CARD, ResultOptions
+from penstock.vision.results import CARD_DEFAULTS, ResultOptions
 
 _MAX_PARAMETERS = 64
 _MAX_CLASSES = 1000
@@ -20,14 +20,14 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 
 @dataclass(frozen=True, slots=True)
 class ImageQuery:
-    """What a client asks for. is_drawn: an annotated JPEG instead of JSON."""
+    """The query of one request. is_drawn: answer with an annotated JPEG instead of JSON."""
 
-    wanted: ResultOptions = AS_CARD
+    result_options: ResultOptions = CARD_DEFAULTS
     masks: MaskForm = MaskForm.RLE
     is_drawn: bool = False
 
 
-AS_DEFAULT = ImageQuery()
+DEFAULT_QUERY = ImageQuery()
 
 
 class QueryParameter(NamedTuple):
@@ -39,25 +39,23 @@ class QueryParameter(NamedTuple):
 
 
 def query_of(query: bytes) -> ImageQuery:
-    """Raises InvalidRequest for an unknown, repeated or malformed parameter."""
+    """Parses the query string. Raises InvalidRequest for an unknown, repeated or malformed parameter."""
     if not query:
-        return AS_DEFAULT
+        return DEFAULT_QUERY
     values: dict[str, Any] = {}
     for name, text in query_pairs(query, QUERY_PARAMETERS):
         if name in values:
             raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
         values[name] = QUERY_PARAMETERS[name].read(name, text)
     masks = values.get("masks")
-    wanted = ResultOptions(
+    options = ResultOptions(
         conf=values.get("conf"),
         iou=values.get("iou"),
         classes=values.get("classes"),
         max_detections=values.get("max_detections"),
         needs_masks=None if masks is None else masks is not MaskForm.NONE,
     )
-    return ImageQuery(
-        AS_CARD if wanted == AS_CARD else wanted, masks or MaskForm.RLE, is_drawn=values.get("draw", False)
-    )
+    return ImageQuery(options, masks or MaskForm.RLE, is_drawn=values.get("draw", False))
 
 
 def query_pairs(query: bytes, allowed: Collection[str]) -> list[tuple[str, str]]:
@@ -92,7 +90,7 @@ def _share(name: str, text: str) -> float:
 def _count(name: str, text: str) -> int:
     is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_CANDIDATES))
     if not is_short or not 1 <= int(text) <= MAX_CANDIDATES:
-        raise _refusal(name, text, f"it must be a whole number from 1 to {MAX_CANDIDATES}")
+        raise _refusal(name, text, f"it must be an integer from 1 to {MAX_CANDIDATES}")
     return int(text)
 
 
@@ -121,15 +119,19 @@ _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 QUERY_PARAMETERS = {
     "conf": QueryParameter(
         _share,
-        "Results with a lower score are left out. By default the model's own threshold, which may be higher or lower.",
+        "Results with a lower score are dropped. By default the model's own threshold, which may be higher or lower.",
         _SHARE,
     ),
-    "iou": QueryParameter(_share, "Overlap of two boxes from which on the weaker one is left out.", _SHARE),
+    "iou": QueryParameter(
+        _share, "IoU threshold of NMS: of two boxes that overlap more, the one with the lower score is dropped.", _SHARE
+    ),
     "classes": QueryParameter(
         _classes, "Only these classes: ids or labels, separated by commas.", {"type": "string", "minLength": 1}
     ),
     "max_detections": QueryParameter(
-        _count, "At most this many results, the best.", {"type": "integer", "minimum": 1, "maximum": MAX_CANDIDATES}
+        _count,
+        "At most this many results, by descending score.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_CANDIDATES},
     ),
     "masks": QueryParameter(
         _mask_form, "How masks are written; rle by default.", {"type": "string", "enum": list(MaskForm)}

@@ -1,4 +1,4 @@
-"""The JSON of the image endpoint's results: one object a picture, with numbers rounded and labels by class id."""
+"""The JSON of the image endpoint's results: one object per picture, with numbers rounded and labels by class id."""
 
 import base64
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class RunLengths(msgspec.Struct):
 
 
 class LabelledBox(msgspec.Struct):
-    """xyxy: corners in source pixels. score: in [0, 1]. The other members are there if the model has them."""
+    """xyxy: corners in source pixels. score: in [0, 1]. The other members are present if the model has them."""
 
     xyxy: list[float]
     class_id: int
@@ -66,25 +66,25 @@ class LabelledBox(msgspec.Struct):
 
 
 class ClassesResult(msgspec.Struct):
-    """Of a classifier, for one image: the likeliest first."""
+    """Classes of one image, by descending score."""
 
     classes: list[LabelledClass]
 
 
 class DetectionsResult(msgspec.Struct):
-    """Of a detector, for one image: scores fall."""
+    """Detections of one image, by descending score."""
 
     detections: list[LabelledBox]
 
 
 class EmbeddingResult(msgspec.Struct):
-    """Of an embedding network, for one image."""
+    """The embedding of one image."""
 
     embedding: list[float]
 
 
 class RecognisedText(msgspec.Struct):
-    """text: empty if the model finds only its place. polygon: four corners, if the model finds the place."""
+    """text: empty if the model only finds regions. polygon: four corners, if the model finds the region."""
 
     text: str
     score: float
@@ -92,7 +92,7 @@ class RecognisedText(msgspec.Struct):
 
 
 class TextResult(msgspec.Struct):
-    """Of a text model, for one image: from top to bottom."""
+    """Text lines of one image, from top to bottom."""
 
     text: list[RecognisedText]
 
@@ -115,7 +115,7 @@ class SegmentationAreas(msgspec.Struct):
 
 
 class SegmentationResult(msgspec.Struct):
-    """Of a semantic segmentation, for one image."""
+    """Semantic segmentation of one image."""
 
     segmentation: SegmentationAreas
 
@@ -130,7 +130,7 @@ class DepthImage(msgspec.Struct):
 
 
 class DepthResult(msgspec.Struct):
-    """Of a depth network, for one image."""
+    """Depth of one image."""
 
     depth: DepthImage
 
@@ -176,8 +176,8 @@ def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[La
         for box, points in zip(boxes, _rounded(found.keypoints, PIXEL_DECIMALS), strict=True):
             box.keypoints = points
     if found.xywhr is not None:
-        for box, turned in zip(boxes, _rounded(found.xywhr, RADIAN_DECIMALS), strict=True):
-            box.xywhr = turned
+        for box, xywhr in zip(boxes, _rounded(found.xywhr, RADIAN_DECIMALS), strict=True):
+            box.xywhr = xywhr
     return boxes
 
 

@@ -16,14 +16,14 @@ def parse_classification(outputs: Outputs, options: LayoutOptions, _: Geometry) 
         score = _softmax(score)
     elif options.has_sigmoid:
         score = sigmoid(score)
-    if options.wanted_classes is None and not options.class_ids:
+    if options.class_filter is None and not options.class_ids:
         class_id = _best(score, options.topk)
         best = score[class_id]
     else:
         ids = options.mapped(np.arange(len(score), dtype=np.int64))
-        if options.wanted_classes is not None:
-            wanted = np.isin(ids, list(options.wanted_classes))
-            score, ids = score[wanted], ids[wanted]
+        if options.class_filter is not None:
+            selected = np.isin(ids, list(options.class_filter))
+            score, ids = score[selected], ids[selected]
         index = _best(score, options.topk)
         best, class_id = score[index], ids[index]
     if best.size and best[-1] < options.classifier_threshold:

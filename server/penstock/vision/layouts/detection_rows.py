@@ -1,4 +1,4 @@
-"""Detectors that output a row for each box: corners, score and class. Most have done the suppression themselves."""
+"""Detectors that output one row per box: corners, score and class. Most run NMS in the graph."""
 
 import numpy as np
 
@@ -26,9 +26,9 @@ def parse_end2end(outputs: Outputs, options: LayoutOptions, geometry: Geometry) 
 
 
 def parse_deepstream_yolo(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
-    """Parses (n, 6): xyxy in network pixels, score, class; before the suppression. Raises EngineFailed.
+    """Parses (n, 6): xyxy in network pixels, score, class; before NMS. Raises EngineFailed.
 
-    Source: utils/export_yoloV8.py of github.com/marcoslucianops/DeepStream-Yolo at 2ccf529. There, nvinfer suppresses.
+    Source: utils/export_yoloV8.py of github.com/marcoslucianops/DeepStream-Yolo at 2ccf529. There, nvinfer runs NMS.
     """
     rows = _rows(outputs, options, _SIX_COLUMNS)
     class_id = _class_ids(outputs, options.output_names[0], rows[:, 4], rows[:, 5], options)
@@ -50,7 +50,7 @@ def parse_mmdeploy(outputs: Outputs, options: LayoutOptions, geometry: Geometry)
     if rows.shape != (len(rows), 5):
         raise outputs.refuse(dets, rows, "[n, 5] (x0, y0, x1, y1, score)")
     if class_id.shape != (len(rows),):
-        raise outputs.refuse(labels, class_id, f"[{len(rows)}] (a class a row of {dets!r})")
+        raise outputs.refuse(labels, class_id, f"[{len(rows)}] (a class per row of {dets!r})")
     class_id = _class_ids(outputs, labels, rows[:, 4], class_id, options)
     return _finish(rows[:, :4], rows[:, 4], class_id, options, geometry)
 
@@ -67,9 +67,9 @@ def parse_efficient_nms(outputs: Outputs, options: LayoutOptions, geometry: Geom
     if xyxy.shape != (count, 4):
         raise outputs.refuse(boxes, xyxy, f"[{count}, 4] ({count} boxes by {counts!r})")
     if score.shape != (count,):
-        raise outputs.refuse(scores, score, f"[{count}] (a score a box)")
+        raise outputs.refuse(scores, score, f"[{count}] (a score per box)")
     if class_id.shape != (count,):
-        raise outputs.refuse(classes, class_id, f"[{count}] (a class a box)")
+        raise outputs.refuse(classes, class_id, f"[{count}] (a class per box)")
     return _finish(xyxy, score, _class_ids(outputs, classes, score, class_id, options), options, geometry)
 
 
@@ -82,7 +82,7 @@ def _rows(outputs: Outputs, options: LayoutOptions, meaning: str) -> FloatArray:
     return rows
 
 
-def hot_rows(
+def rows_over_threshold(
     outputs: Outputs, name: str, options: LayoutOptions, columns: int, meaning: str
 ) -> tuple[FloatArray, IntArray]:
     """Rows (n, columns) of an output whose score, column 4, is over the lowest threshold; classes (n,), of column 5.
@@ -99,7 +99,7 @@ def hot_rows(
 def _class_ids(
     outputs: Outputs, name: str, score: FloatArray, numbers: FloatArray | IntArray, options: LayoutOptions
 ) -> IntArray:
-    """Class ids of numbers (n,), which may be floats. Rows that only fill up the output may have any number."""
+    """Class ids of numbers (n,), which may be floats. Padding rows may have any number."""
     class_id = outputs.whole_numbers(name, np.where(score > options.lowest_threshold(), numbers, 0))
     if class_id.min(initial=0) < 0:
         raise outputs.broken(name, f"holds {class_id.min()}; classes are counted from 0")
@@ -119,7 +119,7 @@ def _finish(
 
 
 _PIXELS = "in pixels of the network's input"
-_FINAL = "final: nothing is suppressed"
+_FINAL = "no NMS"
 LAYOUTS = (
     Layout(
         "yolo-end2end",

@@ -1,4 +1,4 @@
-"""Transformers that output queries: a box per query as centre and size in fractions of the image, without suppression.
+"""Transformers that output queries: a box per query as centre and size in fractions of the image, without NMS.
 
 Sources: facebookresearch/detr models/detr.py, roboflow/rf-detr PostProcess, ultralytics models/rtdetr/predict.py (read,
 not used). The boxes refer to the network's image.
@@ -67,7 +67,7 @@ def query_outputs(outputs: Outputs, box_name: str, logit_name: str) -> tuple[Flo
 
 
 def best_pairs(logits: FloatArray, options: LayoutOptions) -> Candidates:
-    """Pairs of query and class over the lowest threshold, the best ones, as many as there are queries.
+    """The highest-scoring pairs of query and class over the lowest threshold; at most as many as queries.
 
     logits: (queries, classes) of independent classes. A query can have several classes, each a candidate.
     """
@@ -89,7 +89,7 @@ LAYOUTS = (
         NetworkType.DETECTOR,
         parse_rt_detr_ultralytics,
         "the first output, float `[queries, 4 + classes]`: centre x, centre y, width, height in fractions of the "
-        "network's image, then a score per class, 0 to 1; no suppression",
+        "network's image, then a score per class, 0 to 1; no NMS",
         uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
@@ -97,7 +97,7 @@ LAYOUTS = (
         NetworkType.DETECTOR,
         parse_detr,
         "`pred_logits` or `logits` float `[queries, classes + 1]`, the last one for no object; `pred_boxes` float "
-        "`[queries, 4]`: centre x, centre y, width, height in fractions of the network's image; no suppression",
+        "`[queries, 4]`: centre x, centre y, width, height in fractions of the network's image; no NMS",
         uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
@@ -105,7 +105,7 @@ LAYOUTS = (
         NetworkType.DETECTOR,
         parse_rf_detr,
         "`dets` or `pred_boxes` float `[queries, 4]`: centre x, centre y, width, height in fractions of the network's "
-        "image; `labels` or `logits` float `[queries, classes]`: a logit per class; no suppression",
+        "image; `labels` or `logits` float `[queries, classes]`: a logit per class; no NMS",
         uses=FINAL_BOX_OPTIONS,
     ),
 )

@@ -1,4 +1,4 @@
-"""Detectors whose boxes are final: corners, class ids and scores, after the network's own suppression.
+"""Detectors whose boxes are final: corners, class ids and scores, after NMS in the graph.
 
 Class ids are as the network has them; in those of torchvision, TensorFlow and most SSD, 0 is the background.
 """
@@ -92,7 +92,7 @@ def _names(outputs: Outputs, options: LayoutOptions) -> tuple[str, str, str]:
         has = ", ".join(f"{tensor.name!r} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
         raise outputs.broken(
             options.output_names[0],
-            f"and the others ({has}) are not boxes [n, 4], scores [n] and whole numbers [n]; name the three by "
+            f"and the others ({has}) are not boxes [n, 4], scores [n] and integers [n]; name the three by "
             "output-blob-names, if the model has more outputs",
         )
     return pairs[0][0].name, labels[0].name, pairs[0][1].name
@@ -119,7 +119,7 @@ def _finish(found: FinalBoxes, options: LayoutOptions, geometry: Geometry, *, is
     return finish_boxes(found.xyxy, found.score, found.class_id, options, to_source, needs_suppression=False)[0]
 
 
-_ROWS = "class ids `[n]`, integers or whole floats; scores float `[n]`, 0 to 1; no suppression"
+_ROWS = "class ids `[n]`, integers or whole floats; scores float `[n]`, 0 to 1; no NMS"
 
 LAYOUTS = (
     Layout(
@@ -144,7 +144,7 @@ LAYOUTS = (
         NetworkType.DETECTOR,
         parse_ssd,
         "one output float `[…, n, 7]`: image id (below 0 after the last row), class id, score, x1, y1, x2, y2 in "
-        "fractions of the network's image; or three outputs as `torchvision`, in fractions; no suppression",
+        "fractions of the network's image; or three outputs as in `torchvision`, in fractions; no NMS",
         uses=FINAL_BOX_OPTIONS,
     ),
     Layout(
@@ -153,7 +153,7 @@ LAYOUTS = (
         parse_tf_detection,
         "`detection_boxes` float `[n, 4]`: y1, x1, y2, x2 in fractions of the network's image; `detection_classes` "
         "`[n]`, whole floats; `detection_scores` float `[n]`; `num_detections`: how many rows are valid; "
-        "no suppression",
+        "no NMS",
         uses=FINAL_BOX_OPTIONS,
     ),
 )

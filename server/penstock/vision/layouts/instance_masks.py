@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.protocol.inference import FloatArray
 from penstock.protocol.vision_results import Detections, Mask
-from penstock.vision.layouts.detection_rows import hot_rows
+from penstock.vision.layouts.detection_rows import rows_over_threshold
 from penstock.vision.layouts.detr import best_pairs, query_outputs
 from penstock.vision.layouts.layout import (
     FINAL_MASK_OPTIONS,
@@ -68,7 +68,7 @@ def parse_end2end_seg(outputs: Outputs, options: LayoutOptions, geometry: Geomet
     """
     name, prototypes = _prototypes(outputs, options, geometry)
     meaning = "x0, y0, x1, y1, score, class, a coefficient per prototype"
-    rows, class_id = hot_rows(outputs, name, options, _FINAL + len(prototypes), meaning)
+    rows, class_id = rows_over_threshold(outputs, name, options, _FINAL + len(prototypes), meaning)
     boxes, index = finish_boxes(
         rows[:, :_BOX], rows[:, _BOX], class_id, options, geometry.to_source, needs_suppression=False
     )
@@ -109,7 +109,7 @@ def _prototypes(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     most = max(ranks, default=0)
     if most < 3 or most - 1 not in ranks:
         missing = [name for name in options.output_names if name not in names]
-        what = "is missing" if missing else "needs another one beside it"
+        what = "is missing" if missing else "needs a second output"
         raise outputs.broken(
             (missing or list(options.output_names))[0], f"{what}: rows [n, columns] and prototypes [m, h, w] are read"
         )
@@ -117,8 +117,8 @@ def _prototypes(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     prototypes = outputs.floats(name, rank=3)
     _, height, width = prototypes.shape
     if 0 in prototypes.shape or height > geometry.network_height or width > geometry.network_width:
-        wanted = f"[m, h, w] within the network's input of {geometry.network_width}x{geometry.network_height}"
-        raise outputs.refuse(name, prototypes, wanted)
+        expected = f"[m, h, w] within the network's input of {geometry.network_width}x{geometry.network_height}"
+        raise outputs.refuse(name, prototypes, expected)
     return names[ranks.index(most - 1)], prototypes
 
 
@@ -173,13 +173,13 @@ class _Step(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, scale: float, pad: float, wanted: tuple[int, int], limits: tuple[int, int]) -> "_Step":
-        """wanted: pixels first to last + 1 of the result. limits: first and last pixel that may be read."""
-        start = (wanted[0] + 0.5) * scale + pad - 0.5
-        end = (wanted[1] - 0.5) * scale + pad - 0.5
+    def of(cls, scale: float, pad: float, span: tuple[int, int], limits: tuple[int, int]) -> "_Step":
+        """span: pixels first to last + 1 of the result. limits: first and last pixel that may be read."""
+        start = (span[0] + 0.5) * scale + pad - 0.5
+        end = (span[1] - 0.5) * scale + pad - 0.5
         low = min(max(math.floor(start), limits[0]), limits[1])
         high = min(max(math.floor(end) + 1, low), limits[1]) + 1
-        return cls(low, high, scale, start - low, wanted[1] - wanted[0])
+        return cls(low, high, scale, start - low, span[1] - span[0])
 
 
 def _axes(geometry: Geometry, size: tuple[int, int], between: tuple[int, int]) -> tuple[_Axis, _Axis]:
@@ -217,7 +217,7 @@ def _with_masks(
         raise outputs.broken(
             options.output_names[0],
             f"gives {len(corners)} boxes of {pixels} pixels; at most {_MOST_MASK_PIXELS} are computed as masks. Lower "
-            "max-detections, raise pre-cluster-threshold, or ask for no masks",
+            "max-detections, raise pre-cluster-threshold, or request masks=none",
         )
     level = logit(options.segmentation_threshold)
     masks = []
@@ -263,8 +263,8 @@ LAYOUTS = (
         "yolo-end2end-seg",
         NetworkType.INSTANCE_SEGMENTATION,
         parse_end2end_seg,
-        "float `[n, 6 + m]`: x0, y0, x1, y1 in pixels of the network's input, score, class, m coefficients; final, "
-        "without suppression; and the prototypes, float `[m, h, w]`. YOLO26",
+        "float `[n, 6 + m]`: x0, y0, x1, y1 in pixels of the network's input, score, class, m coefficients; no "
+        "NMS; and the prototypes, float `[m, h, w]`. YOLO26",
         uses=FINAL_MASK_OPTIONS,
     ),
     Layout(

@@ -1,4 +1,4 @@
-"""The seam of output layouts: Layout, its options, validated outputs, non-maximum suppression, last steps of detectors.
+"""Interface of output layouts: Layout, its options, validated outputs, NMS, and the last steps of detectors.
 
 A module of this package decodes one family of layouts; registry.py lists them.
 """
@@ -24,21 +24,21 @@ class LayoutOptions:
     """Post-processing options of a model, named as in nvinfer where it has them. Clients can replace some."""
 
     output_names: tuple[str, ...]  # output-blob-names, else in config.pbtxt's order
-    pre_cluster_threshold: float = 0.25  # boxes with at most this score are dropped before the suppression
+    pre_cluster_threshold: float = 0.25  # boxes with this score or less are dropped before NMS
     nms_iou_threshold: float = 0.45
     topk: int | None = None  # maximum results; None for all
     classifier_threshold: float = -math.inf  # classes below it are dropped
     has_softmax: bool = False  # apply-softmax: the scores are logits of one class each
     has_sigmoid: bool = False  # apply-sigmoid: the scores are logits of independent classes
     class_thresholds: tuple[tuple[int, float], ...] = ()  # (class id, threshold) where it differs
-    is_class_agnostic: bool = False  # the suppression ignores classes
-    class_ids: tuple[int, ...] = ()  # class id of each class of the network; empty if they are equal
-    wanted_classes: frozenset[int] | None = None  # class ids to return; None for all
+    is_class_agnostic: bool = False  # NMS ignores classes
+    class_ids: tuple[int, ...] = ()  # class id of each class of the network; empty for 0, 1, 2 …
+    class_filter: frozenset[int] | None = None  # class ids to return; None for all
     keypoint_shape: tuple[int, int] = (0, 3)  # (count, 2 or 3 values each)
-    segmentation_threshold: float = 0.5  # probability of a mask's pixels
+    segmentation_threshold: float = 0.5  # pixels of a mask are over this probability
     needs_masks: bool = True
     characters: str = ""  # of a text recogniser, in the network's order, without the blank
-    unclip_ratio: float = 1.5  # how much a text detector's rectangles grow
+    unclip_ratio: float = 1.5  # growth of a text detector's rectangles, as in PaddleOCR
     is_unit_length: bool = False  # embeddings are divided by their length
     depth_scale: float = 1.0
 
@@ -47,7 +47,7 @@ class LayoutOptions:
         return min((self.pre_cluster_threshold, *(threshold for _, threshold in self.class_thresholds)))
 
     def mapped(self, class_id: IntArray) -> IntArray:
-        """Class ids of the network's classes. Ids beyond class_ids stay."""
+        """The class id of each class of the network. class_id: (n,) int64; values beyond class_ids are unchanged."""
         if not self.class_ids:
             return class_id
         table = np.array(self.class_ids, np.int64)
@@ -84,12 +84,12 @@ class Layout:
 
     @property
     def usable_options(self) -> frozenset[str]:
-        """Of conf, iou, classes, max_detections and masks."""
+        """The supported ones of conf, iou, classes, max_detections and masks."""
         return _USUAL_OPTIONS[self.network_type] if self.uses is None else self.uses
 
 
 _BOX_OPTIONS = frozenset(("conf", "iou", "classes", "max_detections"))
-FINAL_BOX_OPTIONS = _BOX_OPTIONS - {"iou"}  # of detectors without a suppression here
+FINAL_BOX_OPTIONS = _BOX_OPTIONS - {"iou"}  # of detectors without NMS here
 FINAL_MASK_OPTIONS = FINAL_BOX_OPTIONS | {"masks"}
 _USUAL_OPTIONS = {
     NetworkType.DETECTOR: _BOX_OPTIONS,
@@ -103,7 +103,7 @@ _USUAL_OPTIONS = {
 _FLOAT_TYPES = {Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16}
 _INTEGER_TYPES = {datatype for datatype in Datatype if "INT" in datatype}
 _ROUNDING = 0.01  # of whole numbers as floats
-_MAX_CLASS_ID = 2**31 - 1  # OpenCV's suppression takes 32 bits
+_MAX_CLASS_ID = 2**31 - 1  # OpenCV's NMS takes 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Outputs:
     row: int | None  # index in the batch; None without a batch dimension
 
     def floats(self, name: str, rank: int, first: int | None = None) -> FloatArray:
-        """One image's part of a float output: `rank` dimensions, float32, finite. first: only so many rows of it."""
+        """One image's part of a float output: `rank` dimensions, float32, finite. first: rows to read."""
         return self.finite(name, self._part(self._tensor(name, _FLOAT_TYPES), rank)[:first])
 
     def float_rows(self, name: str, columns: int) -> Array:
@@ -130,11 +130,11 @@ class Outputs:
         return self._part(self._tensor(name, _INTEGER_TYPES), rank).astype(np.int64, copy=False)
 
     def class_ids(self, name: str, first: int | None = None) -> IntArray:
-        """One image's class ids (n,) int64, of an output of integers or of whole floats. Padding may be below 0."""
+        """One image's class ids (n,) int64, from integers or floats without fraction. Padding rows may be below 0."""
         return self.whole_numbers(name, self._part(self._tensor(name, _FLOAT_TYPES | _INTEGER_TYPES), 1)[:first])
 
     def count(self, name: str) -> int:
-        """One image's number of valid rows, of an output of integers or of whole floats."""
+        """One image's number of valid rows, from an integer or a float without fraction."""
         part = self._part(self._tensor(name, _FLOAT_TYPES | _INTEGER_TYPES), 0)
         number = int(self.whole_numbers(name, np.atleast_1d(part))[0])
         if number < 0:
@@ -142,13 +142,13 @@ class Outputs:
         return number
 
     def whole_numbers(self, name: str, array: Array) -> IntArray:
-        """The values of an output as int64, rounded. Raises EngineFailed for fractions, and numbers beyond 32 bits."""
+        """The values of an output as int64. Raises EngineFailed for fractions and for numbers beyond 32 bits."""
         values = array.astype(np.float64)  # a 16-bit float cannot be compared with the limit
         nearest = np.rint(values)
         with np.errstate(invalid="ignore"):  # inf - inf
             is_whole = (np.abs(nearest) <= _MAX_CLASS_ID) & (np.abs(values - nearest) <= _ROUNDING)
         if not is_whole.all():
-            raise self.broken(name, f"holds {array[~is_whole][0]}; a whole number of 32 bits was expected")
+            raise self.broken(name, f"holds {array[~is_whole][0]}; an integer of 32 bits was expected")
         return nearest.astype(np.int64)
 
     def finite(self, name: str, array: Array) -> FloatArray:
@@ -162,17 +162,17 @@ class Outputs:
             raise self.broken(name, f"has {int(np.count_nonzero(~np.isfinite(array)))} values that are NaN or infinite")
         return array
 
-    def refuse(self, name: str, array: Array, wanted: str) -> EngineFailed:
+    def refuse(self, name: str, array: Array, expected: str) -> EngineFailed:
         """The error for a part of the wrong shape."""
-        return self.broken(name, f"has shape {list(array.shape)} for one image; {wanted} was expected")
+        return self.broken(name, f"has shape {list(array.shape)} for one image; {expected} was expected")
 
     def broken(self, name: str, what: str) -> EngineFailed:
-        """The error for an unexpected output. what: the rest of the sentence."""
+        """The error for an unexpected output. what: the end of the sentence."""
         version = self.response.model_version or "?"
         return EngineFailed(f"model {self.response.model_name!r} version {version}: output {name!r} {what}")
 
     def pick(self, options: LayoutOptions, *roles: tuple[str, ...]) -> tuple[str, ...]:
-        """One output a role: the outputs that have the roles' usual names, else the first ones of output_names."""
+        """The output name of each role: by the roles' usual names, else by the order of output_names."""
         usual = {name.partition(":")[0]: name for name in options.output_names}  # TensorFlow's have a port, `name:0`
         found = [next((usual[one] for one in role if one in usual), "") for role in roles]
         if all(found):
@@ -268,7 +268,7 @@ def _intersection_over_union(
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    """Uses tanh, which does not overflow."""
+    """The logistic function of an array. Uses tanh, which does not overflow."""
     shares: FloatArray = 0.5 * (1.0 + np.tanh(0.5 * logits))
     return shares
 
@@ -302,7 +302,7 @@ def best_classes(scores: FloatArray, options: LayoutOptions, *, objectness: Floa
     if objectness is not None:
         best *= np.minimum(objectness[row], 1.0)
     hot = np.flatnonzero(best > options.lowest_threshold())
-    if options.wanted_classes is None and not options.class_thresholds:
+    if options.class_filter is None and not options.class_thresholds:
         hot = hot[_highest(best[hot])]
     class_id, score = scores[:, hot].argmax(axis=0), best[hot]
     good = _strongest(score, class_id, options)
@@ -315,23 +315,23 @@ def _rows_by_class(scores: FloatArray) -> FloatArray:
 
 
 def _strongest(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> IntArray:
-    """Rising indices of the boxes that may be detections, by threshold and class; at most MAX_CANDIDATES.
+    """Ascending indices of boxes over the threshold and in class_filter; at most MAX_CANDIDATES.
 
     score: (n,). class_id: (n,), of the network.
     """
-    good = np.flatnonzero(is_wanted(score, options.mapped(class_id), options))
+    good = np.flatnonzero(is_selected(score, options.mapped(class_id), options))
     return good[_highest(score[good])]
 
 
 def _highest(score: FloatArray) -> IntArray:
-    """Rising indices of the MAX_CANDIDATES highest scores."""
+    """Ascending indices of the MAX_CANDIDATES highest scores."""
     if len(score) <= MAX_CANDIDATES:
         return np.arange(len(score))
     return np.sort(np.argpartition(-score, MAX_CANDIDATES)[:MAX_CANDIDATES])
 
 
 def probabilities(logits: FloatArray, options: LayoutOptions) -> FloatArray:
-    """Scores of (classes, n) by apply-sigmoid or apply-softmax; as they are without both."""
+    """Scores of logits (classes, n) with apply-sigmoid or apply-softmax; unchanged without both."""
     if options.has_sigmoid:
         return sigmoid(logits)
     if options.has_softmax and logits.size:
@@ -357,7 +357,7 @@ def finish_detections(
     options: LayoutOptions,
     to_source: Callable[[FloatArray], FloatArray],
 ) -> Detections:
-    """Detections after threshold, suppression and topk, in source pixels; suppression precedes clipping."""
+    """Detections after threshold, NMS and topk, in source pixels. NMS precedes clipping. See finish_boxes."""
     return finish_boxes(xyxy, score, class_id, options, to_source)[0]
 
 
@@ -370,12 +370,13 @@ def finish_boxes(
     *,
     needs_suppression: bool = True,
 ) -> tuple[Detections, IntArray]:
-    """As finish_detections, and the index of each detection's box. class_id: of the network.
+    """As finish_detections; also returns the index (n,) of each detection's box.
 
-    needs_suppression: False if the network has done it.
+    xyxy: (m, 4). score: (m,). class_id: (m,) int64, of the network. to_source: converts (k, 4) to source pixels.
+    needs_suppression: False if the network runs NMS.
     """
     class_id = options.mapped(class_id)
-    chosen = np.flatnonzero(is_wanted(score, class_id, options))
+    chosen = np.flatnonzero(is_selected(score, class_id, options))
     if needs_suppression:
         groups = np.zeros(len(chosen), np.int64) if options.is_class_agnostic else class_id[chosen]
         chosen = chosen[non_maximum_suppression(xyxy[chosen], score[chosen], groups, options.nms_iou_threshold)]
@@ -388,14 +389,14 @@ def finish_boxes(
     return Detections(source, scores, class_id[chosen].astype(np.int64)), chosen
 
 
-def is_wanted(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> npt.NDArray[np.bool_]:
-    """(n,) bool: over its class's threshold, and of a wanted class, not below 0. class_id: after `mapped`."""
+def is_selected(score: FloatArray, class_id: IntArray, options: LayoutOptions) -> npt.NDArray[np.bool_]:
+    """(n,) bool: over its class's threshold, in class_filter, and not below 0. class_id: after `mapped`."""
     threshold: float | npt.NDArray[np.float64] = options.pre_cluster_threshold
     if options.class_thresholds:
         threshold = np.full(len(score), options.pre_cluster_threshold)
         for one, own in options.class_thresholds:
             threshold[class_id == one] = own
-    wanted: npt.NDArray[np.bool_] = (score > threshold) & (class_id >= 0)
-    if options.wanted_classes is not None:
-        wanted &= np.isin(class_id, list(options.wanted_classes))
-    return wanted
+    selected: npt.NDArray[np.bool_] = (score > threshold) & (class_id >= 0)
+    if options.class_filter is not None:
+        selected &= np.isin(class_id, list(options.class_filter))
+    return selected

@@ -92,8 +92,8 @@ def _class_planes(outputs: Outputs, name: str, geometry: Geometry) -> FloatArray
         abs(math.log(rows * width / (columns * height))) for rows, columns in (array.shape[1:], array.shape[:2])
     )
     if min(first, last) > _MOST_SKEW:
-        wanted = f"[classes, h, w] or [h, w, classes] with h : w as {height} : {width}, the network's input"
-        raise outputs.refuse(name, array, wanted)
+        expected = f"[classes, h, w] or [h, w, classes] with h : w as {height} : {width}, the network's input"
+        raise outputs.refuse(name, array, expected)
     planes = array if first <= last else np.ascontiguousarray(array.transpose(2, 0, 1))
     if max(planes.max(), -planes.min()) > _MOST_VALUE:
         planes = planes.clip(-_MOST_VALUE, _MOST_VALUE)
@@ -225,9 +225,9 @@ def _segmentation(
 ) -> SegmentationMap:
     """present: the network's classes that have pixels. bits_of: the pixels of one of them."""
     class_id = options.mapped(present)
-    if options.wanted_classes is not None:
-        is_wanted = np.isin(class_id, list(options.wanted_classes))
-        present, class_id = present[is_wanted], class_id[is_wanted]
+    if options.class_filter is not None:
+        is_selected = np.isin(class_id, list(options.class_filter))
+        present, class_id = present[is_selected], class_id[is_selected]
     order = np.argsort(class_id, kind="stable")
     chosen = present[order].tolist()
     return SegmentationMap(size[0], size[1], class_id[order], _Masks(len(chosen), lambda index: bits_of(chosen[index])))

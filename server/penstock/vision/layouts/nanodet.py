@@ -45,8 +45,8 @@ def parse_pairs(outputs: Outputs, options: LayoutOptions, geometry: Geometry, *,
         stride = stride_of(cells, geometry)
         if stride is None or len(pair) != 2:
             size = f"{geometry.network_width}x{geometry.network_height}"
-            wanted = f"[cells, columns], and two outputs for each grid over the network's {size} pixels"
-            raise outputs.refuse(pair[0][0], pair[0][1], wanted)
+            expected = f"[cells, columns], and two outputs for each grid over the network's {size} pixels"
+            raise outputs.refuse(pair[0][0], pair[0][1], expected)
         levels.append(_Level(stride, *_scores_first(outputs, pair)))
     return _finish(levels, options, geometry, centre)
 
@@ -57,8 +57,8 @@ def parse_nanodet_plus(outputs: Outputs, options: LayoutOptions, geometry: Geome
     rows = outputs.floats(name, rank=2)
     counts = [[_cells(stride, geometry) for stride in strides] for strides in _STRIDES]
     if len(rows) not in map(sum, counts) or rows.shape[1] <= _DISTANCE_COLUMNS:
-        wanted = " or ".join(str(sum(count)) for count in counts)
-        raise outputs.refuse(name, rows, f"[{wanted}, classes + {_DISTANCE_COLUMNS}]")
+        expected = " or ".join(str(sum(count)) for count in counts)
+        raise outputs.refuse(name, rows, f"[{expected}, classes + {_DISTANCE_COLUMNS}]")
     levels, first = [], 0
     for stride, cells in zip(_STRIDES[-1], next(one for one in counts if sum(one) == len(rows)), strict=False):
         part = rows[first : first + cells]
@@ -80,12 +80,12 @@ def _scores_first(outputs: Outputs, pair: list[tuple[str, FloatArray]]) -> tuple
     (_, one), (name, other) = pair
     if not any(can_be_distances) or 0 in (one.shape[1], other.shape[1]):
         raise outputs.refuse(name, other, f"[{len(other)}, 4 x bins]")
-    if can_be_distances[0] and (not can_be_distances[1] or (_are_shares(other) and not _are_shares(one))):
+    if can_be_distances[0] and (not can_be_distances[1] or (_are_probabilities(other) and not _are_probabilities(one))):
         return other, one
     return one, other
 
 
-def _are_shares(values: FloatArray) -> bool:
+def _are_probabilities(values: FloatArray) -> bool:
     return bool(values.min() >= 0 and values.max() <= 1)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.protocol.inference import FloatArray
 from penstock.protocol.vision_results import Detections
-from penstock.vision.layouts.detection_rows import hot_rows
+from penstock.vision.layouts.detection_rows import rows_over_threshold
 from penstock.vision.layouts.layout import (
     FINAL_BOX_OPTIONS,
     Layout,
@@ -47,7 +47,7 @@ def parse_end2end_pose(outputs: Outputs, options: LayoutOptions, geometry: Geome
     """Parses rows (n, 6 + k * d): xyxy in network pixels, score, class, keypoints. Final. Raises EngineFailed."""
     count = _keypoint_columns(outputs, options)
     meaning = f"x0, y0, x1, y1, score, class, {_shape_text(options)}"
-    rows, class_id = hot_rows(outputs, options.output_names[0], options, _FINAL + count, meaning)
+    rows, class_id = rows_over_threshold(outputs, options.output_names[0], options, _FINAL + count, meaning)
     boxes, index = finish_boxes(
         rows[:, :_BOX], rows[:, _BOX], class_id, options, geometry.to_source, needs_suppression=False
     )
@@ -107,7 +107,7 @@ LAYOUTS = (
         NetworkType.DETECTOR,
         parse_end2end_pose,
         "the first output, float `[n, 6 + k * d]`: x0, y0, x1, y1 in pixels of the network's input, score, class, "
-        f"{_KEYPOINTS}; final: nothing is suppressed. YOLO26",
+        f"{_KEYPOINTS}; no NMS. YOLO26",
         uses=FINAL_BOX_OPTIONS,
     ),
     Layout(

@@ -20,9 +20,9 @@ from penstock.vision.layouts import (
     instance_masks,
     maps,
     nanodet,
+    oriented_boxes,
     pose,
     text,
-    turned_boxes,
     yolo,
 )
 from penstock.vision.layouts.layout import Decode, Layout, LayoutOptions, Outputs
@@ -43,7 +43,7 @@ _MODULES = (
     embedding,
     instance_masks,
     pose,
-    turned_boxes,
+    oriented_boxes,
     text,
     maps,
 )
@@ -78,7 +78,7 @@ def _user_function(name: str) -> Decode:
         except Exception as error:
             raise EngineFailed(f"the layout {name!r} failed: {type(error).__name__}: {error}") from error
         if not isinstance(result, VisionResult):
-            raise EngineFailed(f"the layout {name!r} returned {type(result).__name__}, which is no result of a picture")
+            raise EngineFailed(f"the layout {name!r} returned {type(result).__name__}, which is not a VisionResult")
         return result
 
     return checked

@@ -28,8 +28,8 @@ def parse_ctc(outputs: Outputs, options: LayoutOptions, _: Geometry) -> TextLine
     scores = outputs.floats(name, rank=2)
     count = len(options.characters)
     if scores.shape[1] not in (count + 1, count + 2):
-        wanted = f"[steps, {count + 2}] or [steps, {count + 1}] (a blank and the {count} characters of the card)"
-        raise outputs.refuse(name, scores, wanted)
+        expected = f"[steps, {count + 2}] or [steps, {count + 1}] (a blank and the {count} characters of the card)"
+        raise outputs.refuse(name, scores, expected)
     best = scores.argmax(axis=1)
     is_kept = (best != _BLANK) & (best != np.append(_BLANK, best[:-1]))
     kept = np.flatnonzero(is_kept)

@@ -11,7 +11,7 @@ from penstock.protocol.vision_results import Classes, DepthMap, Detections, Embe
 from penstock.vision.card import VisionCard
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.preprocess import Geometry
-from penstock.vision.results import AS_CARD, ResultOptions, card_for, parse
+from penstock.vision.results import CARD_DEFAULTS, ResultOptions, card_for, parse
 from penstock.vision.spec import NetworkType
 from tests.vision.test_card import card
 
@@ -44,7 +44,7 @@ def found(wanted: ResultOptions, made: VisionCard | None = None) -> list[float]:
 @pytest.mark.parametrize(
     ("wanted", "scores"),
     [
-        (AS_CARD, [0.9, 0.5]),
+        (CARD_DEFAULTS, [0.9, 0.5]),
         (ResultOptions(conf=0.005), [0.9, 0.5, 0.01]),
         (ResultOptions(conf=0.0), [0.9, 0.5, 0.01]),
         (ResultOptions(conf=0.7), [0.9]),
@@ -64,7 +64,7 @@ def test_card_for_wanted_options_changes_the_result(wanted: ResultOptions, score
 def test_conf_replaces_thresholds_of_single_classes() -> None:
     """conf holds for all classes."""
     made = detector(class_thresholds="2:0.7")
-    assert found(AS_CARD, made) == [0.9]
+    assert found(CARD_DEFAULTS, made) == [0.9]
     assert found(ResultOptions(conf=0.4), made) == [0.9, 0.5]
     assert found(ResultOptions(max_detections=1000), detector(topk="1")) == [0.9, 0.5]
 
@@ -94,12 +94,12 @@ def test_card_for_a_label_without_labels_wants_ids() -> None:
     plain = card({"network-type": "0"})
     with pytest.raises(InvalidRequest, match="this model has no labels; use class ids"):
         card_for(plain, ResultOptions(classes=("car",)))
-    assert card_for(plain, ResultOptions(classes=("2",))).layout_options.wanted_classes == {2}
+    assert card_for(plain, ResultOptions(classes=("2",))).layout_options.class_filter == {2}
 
 
 def test_card_for_a_label_of_several_classes_has_all() -> None:
     """Labels are compared without regard to case; a label that stands twice means both classes."""
-    assert card_for(detector(), ResultOptions(classes=("PERSON",))).layout_options.wanted_classes == {0, 3}
+    assert card_for(detector(), ResultOptions(classes=("PERSON",))).layout_options.class_filter == {0, 3}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_classifier_conf_is_a_threshold_of_scores() -> None:
         assert isinstance(result, Classes)
         return result.class_id.tolist()
 
-    assert classes(AS_CARD) == [1, 2]
+    assert classes(CARD_DEFAULTS) == [1, 2]
     assert classes(ResultOptions(conf=0.4)) == [1]
     assert classes(ResultOptions(max_detections=3)) == [1, 2, 0]
     assert classes(ResultOptions(classes=("A", "c"))) == [2, 0]

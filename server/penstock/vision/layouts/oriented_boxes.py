@@ -1,4 +1,4 @@
-"""Detectors of turned boxes, and their suppression by the exact overlap.
+"""Detectors of oriented boxes, and their NMS by the exact IoU.
 
 Source: ultralytics/ultralytics ultralytics/nn/modules/head.py (read, not used). A box is its centre, width and height
 in pixels, and the angle of the width's side in radians, clockwise in the picture.
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.protocol.inference import Array, FloatArray, IntArray
 from penstock.protocol.vision_results import Detections
-from penstock.vision.layouts.detection_rows import hot_rows
+from penstock.vision.layouts.detection_rows import rows_over_threshold
 from penstock.vision.layouts.layout import (
     FINAL_BOX_OPTIONS,
     Layout,
@@ -44,14 +44,14 @@ def parse_yolov8_obb(outputs: Outputs, options: LayoutOptions, geometry: Geometr
     found = best_classes(probabilities(columns[_BOX:-1], options), options)
     boxes = _bounded(np.concatenate([columns[:_BOX, found.row], columns[-1:, found.row]]).T)
     groups = np.zeros_like(found.class_id) if options.is_class_agnostic else options.mapped(found.class_id)
-    kept = turned_suppression(boxes, found.score, groups, options.nms_iou_threshold)
+    kept = rotated_nms(boxes, found.score, groups, options.nms_iou_threshold)
     return _finish(outputs, boxes[kept], found.score[kept], found.class_id[kept], options, geometry)
 
 
 def parse_end2end_obb(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """Parses rows (n, 7): cxcywh in network pixels, score, class, angle. Final. Raises EngineFailed."""
     meaning = "centre x, y, width, height, score, class, angle"
-    rows, class_id = hot_rows(outputs, options.output_names[0], options, 7, meaning)
+    rows, class_id = rows_over_threshold(outputs, options.output_names[0], options, 7, meaning)
     return _finish(outputs, _bounded(rows[:, [0, 1, 2, 3, 6]]), rows[:, 4], class_id, options, geometry)
 
 
@@ -71,16 +71,16 @@ def _wrapped(angle: Floats) -> Floats:
 def _finish(
     outputs: Outputs, boxes: Floats, score: FloatArray, class_id: IntArray, options: LayoutOptions, geometry: Geometry
 ) -> Detections:
-    """boxes: (n, 5) in network pixels, after the suppression."""
+    """boxes: (n, 5) in network pixels, after NMS."""
     difference = abs(geometry.scale_x - geometry.scale_y)
     pixels = difference * min(geometry.source_width, geometry.source_height)
     if difference > _MOST_SKEW * max(geometry.scale_x, geometry.scale_y) and pixels > _MOST_SKEW_PIXELS:
         raise outputs.broken(
             options.output_names[0],
-            f"has turned boxes, but the picture of {geometry.source_width}x{geometry.source_height} was stretched to "
+            f"has oriented boxes, but the picture of {geometry.source_width}x{geometry.source_height} was stretched to "
             f"{geometry.network_width}x{geometry.network_height}, which changes angles: set maintain-aspect-ratio",
         )
-    score = np.where((boxes[:, 2:4] > 0).all(axis=1), score, np.float32(0))  # an empty box is none
+    score = np.where((boxes[:, 2:4] > 0).all(axis=1), score, np.float32(0))  # drops empty boxes
     reach = np.abs(_half_sides(boxes)).sum(axis=1)
     xyxy = np.concatenate([boxes[:, :2] - reach, boxes[:, :2] + reach], axis=1)
     found, index = finish_boxes(xyxy, score, class_id, options, geometry.to_source, needs_suppression=False)
@@ -103,7 +103,7 @@ def _to_source(boxes: Floats, geometry: Geometry) -> Floats:
     return np.concatenate([centre, np.hypot(sides[..., 0], sides[..., 1]), angle[:, np.newaxis]], axis=1)
 
 
-def turned_suppression(boxes: Floats, score: FloatArray, group: IntArray, iou_threshold: float) -> IntArray:
+def rotated_nms(boxes: Floats, score: FloatArray, group: IntArray, iou_threshold: float) -> IntArray:
     """Indices of the selected boxes by falling score: greedy, within each group. Empty boxes are not selected.
 
     boxes: (n, 5), centre, width, height, angle; n is at most some thousand. group: (n,), boxes of another one stay.
@@ -111,11 +111,11 @@ def turned_suppression(boxes: Floats, score: FloatArray, group: IntArray, iou_th
     order = np.argsort(-score, kind="stable")
     order = order[(boxes[order, 2:4] > 0).all(axis=1)]
     sorted_boxes, groups = boxes[order], group[order]
-    first, second = _rivals(sorted_boxes, groups, iou_threshold)
+    first, second = _overlapping_pairs(sorted_boxes, groups, iou_threshold)
     is_over = np.zeros((len(order), len(order)), np.bool_)
     for start in range(0, len(first), _PAIRS_AT_ONCE):
         one, other = first[start : start + _PAIRS_AT_ONCE], second[start : start + _PAIRS_AT_ONCE]
-        is_over[one, other] = turned_overlaps(sorted_boxes[one], sorted_boxes[other]) > iou_threshold
+        is_over[one, other] = rotated_iou(sorted_boxes[one], sorted_boxes[other]) > iou_threshold
     is_selected = np.ones(len(order), np.bool_)
     for index in np.flatnonzero(is_over.any(axis=1)).tolist():
         if is_selected[index]:
@@ -123,8 +123,8 @@ def turned_suppression(boxes: Floats, score: FloatArray, group: IntArray, iou_th
     return order[is_selected]
 
 
-def _rivals(boxes: Floats, group: IntArray, iou_threshold: float) -> tuple[IntArray, IntArray]:
-    """Pairs of indices, the smaller one first, of boxes of a group whose overlap may be over the threshold.
+def _overlapping_pairs(boxes: Floats, group: IntArray, iou_threshold: float) -> tuple[IntArray, IntArray]:
+    """Pairs of indices, the smaller one first, of boxes of a group whose IoU may exceed the threshold.
 
     It is at most that of boxes of the same areas that share as much as the upright boxes around them.
     """
@@ -143,8 +143,8 @@ def _rivals(boxes: Floats, group: IntArray, iou_threshold: float) -> tuple[IntAr
     return first[may_be_over], second[may_be_over]
 
 
-def turned_overlaps(one: Floats, other: Floats) -> Floats:
-    """Intersection over union (n,) of pairs of turned boxes (n, 5) with sides over 0.
+def rotated_iou(one: Floats, other: Floats) -> Floats:
+    """Intersection over union (n,) of pairs of oriented boxes (n, 5) with sides over 0.
 
     In the frame of `one`, it is upright: |x| <= a, |y| <= b. The area of the other's part in it is an integral around
     the other's outline, of y limited to ±b, over x limited to ±a.
@@ -196,7 +196,7 @@ LAYOUTS = (
         NetworkType.DETECTOR,
         parse_end2end_obb,
         "the first output, float `[n, 7]`: centre x, y, width and height in pixels of the network's input, score, "
-        "class, angle as of `yolov8-obb`; final: nothing is suppressed. Needs `maintain-aspect-ratio`. YOLO26",
+        "class, angle as in `yolov8-obb`; no NMS. Needs `maintain-aspect-ratio`. YOLO26",
         keeps_aspect_ratio=True,
         uses=FINAL_BOX_OPTIONS,
     ),
