@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.model_adder import AddLimits, AddOptions, AddRequest, ModelAdded, ModelAdder
+from penstock.gateway.model_adder import AddLimits, AddProcessOptions, AddRequest, ModelAdded, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.protocol.errors import EngineUnavailable, InferenceError, InvalidRequest, StorageFull
 from penstock.protocol.identity import ANONYMOUS
@@ -24,7 +24,7 @@ class Adding:
         self.home, self.plane = home, FakePlane()
         self.uploads = ModelUploads(home, (home / "shipped", home / "models"))
         plane: Any = self.plane
-        self.adder = ModelAdder(plane, self.uploads, AddOptions(command=STUB, limits=limits or AddLimits()))
+        self.adder = ModelAdder(plane, self.uploads, AddProcessOptions(command=STUB, limits=limits or AddLimits()))
 
     async def add(
         self, name: str = "m", what: str = "", content: str = "new", *, may_replace: bool = False
@@ -59,7 +59,7 @@ def adding(tmp_path: Path) -> Adding:
         (
             "ask",
             InvalidRequest,
-            "the model was not added: it is open; choose another name with the name in the path; say color=rgb or bgr: "
+            "the model was not added: it is open; choose another name with the name in the path; use color=rgb or bgr: "
             "the order of the colours is not in the file",
         ),
         ("code", InvalidRequest, "start the gateway with --allow-model-code"),
@@ -112,7 +112,7 @@ async def test_replaced_model_is_back_if_the_new_one_cannot_be_served(adding: Ad
     """With its files, and loaded again."""
     await adding.add(content="old")
     adding.plane.load_error = CANNOT
-    with pytest.raises(InvalidRequest, match="the model that it was to replace is back"):
+    with pytest.raises(InvalidRequest, match="the previous model is restored"):
         await adding.add(may_replace=True)
     assert (adding.content(), adding.left(), adding.plane.taken_back) == ("old", [], [("m", True)])
 
@@ -152,7 +152,7 @@ async def test_model_that_a_command_adds_meanwhile_is_left_alone(adding: Adding)
         asked = AddRequest("m", file, (("layout", "refuse"),))
         async with adding.adder.adding(asked, ANONYMOUS) as addition:
             running = asyncio.create_task(addition.prepare())
-            await asyncio.sleep(0)  # it has looked for a former model
+            await asyncio.sleep(0)  # it has looked for a previous model
             command_adds()
             await running
 

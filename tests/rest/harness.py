@@ -16,7 +16,7 @@ from penstock.gateway.batching.batch_report import ModelBatchReport, explain_que
 from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
-from penstock.gateway.model_adder import AddOptions, ModelAdder
+from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.readiness import Readiness, as_served
 from penstock.gateway.rest.app import create_app
@@ -136,8 +136,8 @@ class FakePlane:
         if self.load_error is not None:
             raise self.load_error
 
-    async def take_back(self, model_name: str, *, has_former: bool) -> None:
-        self.taken_back.append((model_name, has_former))
+    async def restore(self, model_name: str, *, has_previous: bool) -> None:
+        self.taken_back.append((model_name, has_previous))
 
     async def _work(self) -> None:
         self.entered.set()
@@ -189,7 +189,7 @@ class Front:
     limits: RestLimits = field(default_factory=RestLimits)
     door: Authenticator | None = None
     uploads: ModelUploads | None = None  # of models that are added by `add_options`
-    add_options: AddOptions | None = None
+    add_options: AddProcessOptions | None = None
     gate: ForwardedIdentity | None = None  # of a core
 
     def __post_init__(self) -> None:

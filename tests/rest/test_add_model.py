@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli.model_flags import ModelFlags
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
-from penstock.gateway.model_adder import AddLimits, AddOptions
+from penstock.gateway.model_adder import AddLimits, AddProcessOptions
 from penstock.gateway.model_uploads import MAX_UPLOADS, ModelUploads
 from penstock.gateway.rest import add_model, request
 from penstock.gateway.rest.app import create_app
@@ -39,7 +39,7 @@ def adding_front(
 ) -> Front:
     """Adds models to tmp_path, with the stand-in for the command."""
     uploads = ModelUploads(tmp_path, (tmp_path / "shipped", tmp_path / "models"))
-    options = AddOptions(command=STUB, limits=add_limits or AddLimits())
+    options = AddProcessOptions(command=STUB, limits=add_limits or AddLimits())
     return Front(limits=limits, uploads=uploads, add_options=options, **given)
 
 

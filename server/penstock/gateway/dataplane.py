@@ -148,12 +148,12 @@ class DataPlane:
 
     @contextmanager
     def adding(self, model_name: str, caller: Identity) -> Iterator[None]:
-        """Admits one addition of a model; its end is in the audit log."""
+        """Admits the addition of a model, and writes its outcome to the audit log."""
         with self._admission.through(Verb.ADD, InferHead(model_name), caller, 0, None):
             yield
 
     async def load_added(self, model_name: str) -> None:
-        """Loads a model of the repository, tries it, and informs other processes; the caller is admitted already.
+        """Loads a model of the repository, tries it, and informs other processes; admission has taken place.
 
         Raises InvalidRequest with the reason if it cannot be served, and EngineUnavailable.
         """
@@ -162,10 +162,10 @@ class DataPlane:
             raise InvalidRequest(_reason_in(answer))
         await self._note(Verb.LOAD, model_name, True)
 
-    async def take_back(self, model_name: str, *, has_former: bool) -> None:
-        """After a failed load_added: loads the former model of that name again, or unloads the model."""
+    async def restore(self, model_name: str, *, has_previous: bool) -> None:
+        """After a failed load_added: loads the previous model of that name again, or unloads the model."""
         with suppress(InferenceError):
-            if has_former:
+            if has_previous:
                 await self.load_added(model_name)
             else:
                 await self._change_added(model_name, "unload")

@@ -25,7 +25,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
 from penstock.gateway.grpc.status_codes import code_name_of
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
-from penstock.gateway.model_adder import AddOptions, ModelAdder
+from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
 from penstock.gateway.rest.app import create_app
@@ -299,7 +299,7 @@ async def _open_listeners(
     tls = certificates.context if certificates is not None else None
     checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
-    adding = AddOptions(allows_code=settings.allow_model_code)
+    adding = AddProcessOptions(allows_code=settings.allow_model_code)
     adder = ModelAdder(gateway.plane, gateway.parts.uploads, adding)
     rest = HttpListener(
         create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate, adder=adder),

@@ -1,4 +1,4 @@
-"""`models add` and `models remove`: a file becomes a model of the home repository, and goes again."""
+"""Adds a model file to the repository in PENSTOCK_HOME, and removes a model from it."""
 
 import mmap
 import re
@@ -15,16 +15,15 @@ from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspec
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
 from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, onnx_file_of
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.request_checks import MAX_MODEL_NAME, check_new_model_name
 
-MAX_NAME = 100
 PICTURE_FILE = "golden.jpg"
 MAX_PICTURE_BYTES = 1 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OTHERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class NotServable(CannotAdd):
-    """The file is read, but its card is not known or not certain. inspection: what is known."""
+    """The file's card is not known or ambiguous. inspection: the findings."""
 
     def __init__(self, reason: str, inspection: Inspection) -> None:
         super().__init__(reason)
@@ -33,7 +32,7 @@ class NotServable(CannotAdd):
 
 @dataclass(frozen=True, slots=True)
 class AddedModel:
-    """A model in its place."""
+    """An added model. folder: in the repository."""
 
     name: str
     folder: Path
@@ -58,18 +57,17 @@ class AddOptions:
 
 
 def name_from(source: Path) -> str:
-    """A model's name for the file or folder: its name, with `-` for what a model's name cannot have."""
+    """The name of the file or folder as a model name; other characters become `-`."""
     stem = source.stem if source.is_file() else source.name
-    return _OTHERS.sub("-", stem).strip("-._")[:MAX_NAME] or "model"
+    return _OTHERS.sub("-", stem).strip("-._")[:MAX_MODEL_NAME] or "model"
 
 
 def check_name(name: str) -> None:
-    """Raises CannotAdd for a name that an engine or a URL could not have."""
-    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise CannotAdd(
-            f"{name[:120]!r} is no model's name: use up to {MAX_NAME} letters, digits, '.', '_' and '-', and begin "
-            "with a letter or digit"
-        )
+    """Raises CannotAdd for an invalid model name."""
+    try:
+        check_new_model_name(name)
+    except InvalidRequest as error:
+        raise CannotAdd(error.message) from error
 
 
 def add_model(
@@ -83,8 +81,8 @@ def add_model(
 ) -> AddedModel:
     """Adds an ONNX file, or a model folder in Triton's layout, to home's repository. Blocks.
 
-    Nothing changes if it raises CannotAdd.
-    other_repositories: whose names are taken. on_stage: called with what is being done, for a person.
+    Raises CannotAdd; then nothing has changed. home: PENSTOCK_HOME. other_repositories: their models' names cannot be
+    used. on_stage: called with the current step, for display.
     """
     check_name(name)
     _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
@@ -102,11 +100,11 @@ def add_model(
         raise NotServable(inspection.reason, inspection)
     try:
         with new_model_folder(home, name, lambda: on_stage(f"waiting for another command that makes {name}")) as staged:
-            on_stage("proving batches")
+            on_stage("testing batches")
             origin = options.origin or str(source.resolve())
             fill = fill_from_folder if (source / CONFIG_FILE).is_file() else fill_folder
             batches = fill(staged, source if fill is fill_from_folder else file, name, inspection, origin=origin)
-            _keep_picture(staged, options.pictures)
+            _copy_picture(staged, options.pictures)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:
         needs_bytes = inspection.facts.size_bytes
@@ -148,7 +146,7 @@ def _check_is_free(name: str, home: Path, others: Sequence[Path], *, may_replace
     folder = repository_of(home) / name
     if not folder.exists() or (may_replace and was_added(folder)):
         return
-    advice = "--replace replaces it" if was_added(folder) else "it was not made by `models add`, so it is not replaced"
+    advice = "--replace replaces it" if was_added(folder) else "`models add` did not write it, so it is not replaced"
     raise CannotAdd(f"there is a model {name!r} in {repository_of(home)}: choose another name with --name; {advice}")
 
 
@@ -163,8 +161,8 @@ def _check_code(source: Path, inspection: Inspection, *, allows_code: bool) -> N
             raise CannotAdd(error.message.replace("in the request ", "")) from error
 
 
-def _keep_picture(staged: Path, pictures: Sequence[Path]) -> None:
-    """The first JPEG of the user's becomes golden.jpg."""
+def _copy_picture(staged: Path, pictures: Sequence[Path]) -> None:
+    """Copies the first JPEG to golden.jpg."""
     for picture in pictures:
         if picture.suffix.lower() in (".jpg", ".jpeg") and picture.stat().st_size <= MAX_PICTURE_BYTES:
             shutil.copyfile(picture, staged / PICTURE_FILE)

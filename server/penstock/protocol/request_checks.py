@@ -1,5 +1,6 @@
 """Checks that HTTP and gRPC share. They reject requests that crash Triton 2.51."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
@@ -17,6 +18,8 @@ MAX_ELEMENTS = 1 << 40
 MAX_TENSORS = 1000
 # Number and size of cached heads: clients repeat them.
 CACHED_HEADS, MAX_CACHED_HEAD_BYTES = 512, 1 << 10
+MAX_MODEL_NAME = 100  # characters, of models that are added
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_SETTINGS = {"trace_file": "trace", "log_file": "log"}
 
 
@@ -133,6 +136,15 @@ def is_version(folder_name: str) -> bool:
     """Whether a model's folder is a version: its name is a decimal integer without leading zeros."""
     is_number = folder_name.isascii() and folder_name.isdecimal()
     return is_number and (folder_name == "0" or folder_name[0] != "0") and int(folder_name) <= MAX_VERSION
+
+
+def check_new_model_name(name: str) -> None:
+    """Raises InvalidRequest for a model name that cannot be a folder's name or a part of a URL."""
+    if len(name) > MAX_MODEL_NAME or not _MODEL_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name[:120]!r} cannot be a model's name: use up to {MAX_MODEL_NAME} letters, digits, '.', '_' and '-'; "
+            "the first one is a letter or digit"
+        )
 
 
 def quoted(name: str) -> str:

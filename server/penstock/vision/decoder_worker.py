@@ -6,10 +6,8 @@ pictures in C code, so it has no secrets, limited memory and CPU time, and dies 
 """
 
 import contextlib
-import ctypes
 import mmap
 import os
-import resource
 import signal
 import socket
 import sys
@@ -17,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import cv2
@@ -26,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.process import MemoryTrimmer, private_bytes, trim_memory
+from penstock.process_limits import end_with_parent, limit_process
 from penstock.protocol.errors import InferenceError, TooLarge, UndecodableImage, UnsupportedMedia
 from penstock.protocol.inference import Array
 from penstock.vision.decode import decode
@@ -110,7 +108,6 @@ def from_wire(wire: bytes, kind: type[Message]) -> Message:
     return msgspec.msgpack.decode(wire[_LENGTH_BYTES:end], type=kind)
 
 
-_PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 4096
 LARGE_PIXELS = 1_000_000
 MAX_GROWTH_BYTES = 64 << 20  # compared with a new process
@@ -234,23 +231,13 @@ def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
         channel.sendall(to_wire(replace(reply, needs_replacement=True) if wear.is_too_much(reply) else reply))
 
 
-def _confine(parent_pid: int, memory_limit_bytes: int) -> None:
-    """Dies with the parent, ignores the terminal's signals, limits memory and raises its OOM score."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit(1)  # the parent died before prctl
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
-    with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
-        Path("/proc/self/oom_score_adj").write_text("500")
-
-
 def main(arguments: list[str]) -> None:
     """Serves jobs until the parent closes its end."""
     socket_fd, memory_fd, parent_pid, memory_limit_bytes = (int(argument) for argument in arguments[:4])
-    _confine(parent_pid, memory_limit_bytes)
+    end_with_parent(parent_pid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the terminal's are for the parent
+        signal.signal(number, signal.SIG_IGN)
+    limit_process(memory_limit_bytes)
     cv2.setNumThreads(1)
     with socket.socket(fileno=socket_fd) as channel, contextlib.suppress(ConnectionError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libpng and OpenCV write about every corrupt image

@@ -122,7 +122,7 @@ def test_name_that_is_taken_is_refused_unless_it_was_added(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["", "a b", "../a", "a/b", ".a", "a" * 101, "é", "$(x)"])
 def test_name_that_an_engine_could_not_have_is_refused(name: str) -> None:
     """Before anything is read."""
-    with pytest.raises(CannotAdd, match="is no model's name"):
+    with pytest.raises(CannotAdd, match="cannot be a model's name"):
         check_name(name)
 
 

@@ -296,7 +296,11 @@ def test_no_rows_are_no_detections(layout: str) -> None:
         ("deepstream-yolo", {"output": (1, 9, 5)}, r"\[9, 5\] for one image; \[n, 6\]"),
         ("yolov7-nms", {"output": (9, 6)}, r"\[9, 6\] for one image; \[n, 7\] \(image, x0"),
         ("mmdeploy", {"dets": (1, 6, 4)}, r"'dets' has shape \[6, 4\] for one image; \[n, 5\]"),
-        ("mmdeploy", {"labels": (1, 7)}, r"'labels' has shape \[7\] for one image; \[6\] \(a class a row of 'dets'\)"),
+        (
+            "mmdeploy",
+            {"labels": (1, 7)},
+            r"'labels' has shape \[7\] for one image; \[6\] \(a class per row of 'dets'\)",
+        ),
         ("efficient-nms", {"det_boxes": (1, 6, 5)}, r"'det_boxes' has shape \[6, 5\] for one image; \[6, 4\]"),
         ("efficient-nms", {"det_scores": (1, 5)}, r"'det_scores' has shape \[5\] for one image; \[6\]"),
         ("efficient-nms", {"det_classes": (1, 5)}, r"'det_classes' has shape \[5\] for one image; \[6\]"),

@@ -1,4 +1,4 @@
-"""POST …/add: an ONNX file as the body becomes a model of PENSTOCK_HOME's repository, and is loaded."""
+"""POST …/add: adds the ONNX file in the body to the repository in PENSTOCK_HOME, and loads it."""
 
 import time
 from dataclasses import dataclass
@@ -34,42 +34,45 @@ from penstock.protocol.identity import Role
 from penstock.protocol.request_checks import quoted
 
 PATH = "/v2/repository/models/{model}/add"
-UPLOAD_HEADER = "x-penstock-upload"  # from a worker to the core: the key of the file that the worker has received
-FORWARD_TIMEOUT_S = 3600.0  # for the additions before it, and its own
+UPLOAD_HEADER = "x-penstock-upload"  # from a worker to the core: the key of the received file
+FORWARD_TIMEOUT_S = 3600.0  # includes the wait for earlier additions
 _REPLACE, _PARAMETER = "replace", "parameter"
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 QUERY: dict[str, tuple[str, dict[str, Any]]] = {
-    "layout": ("Output layout, such as yolov8. By default it is recognised.", {"type": "string"}),
+    "layout": ("Output layout, such as yolov8. By default recognised.", {"type": "string"}),
     "input_size": ("The network's size in pixels, W or WxH. By default the file's.", {"type": "string"}),
-    "labels": ("a;b;c. By default the file's.", {"type": "string"}),
-    "color": ("Order of the colours: rgb, bgr or gray. By default the family's, as for the next five.", {}),
+    "labels": ("Class names: a;b;c. By default the file's.", {"type": "string"}),
+    "color": (
+        "Channel order: rgb, bgr or gray. The default of this and the next five depends on the model's family.",
+        {},
+    ),
     "mean": ("R,G,B in the network's colour order.", {"type": "string"}),
     "std": ("R,G,B. The input is (pixel × scale - mean) / std.", {"type": "string"}),
-    "scale": ("Of pixel values, such as 0.00392 (1/255).", {"type": "number"}),
-    "resize": ("How a picture is fitted: letterbox, corner, squash, crop or keep.", {"type": "string"}),
+    "scale": ("Factor for pixel values, such as 0.00392 (1/255).", {"type": "number"}),
+    "resize": ("How a picture is resized: letterbox, corner, squash, crop or keep.", {"type": "string"}),
     "padding": ("Pixel value of padding.", {"type": "number", "minimum": 0, "maximum": 255}),
     "conf": ("Score threshold. By default 0.25.", _SHARE),
-    "iou": ("IoU threshold of the suppression. By default 0.45.", _SHARE),
-    "keypoint_names": ("Of a pose network: nose;left_eye;…", {"type": "string"}),
+    "iou": ("IoU threshold of NMS. By default 0.45.", _SHARE),
+    "keypoint_names": ("Keypoint names of a pose network: nose;left_eye;…", {"type": "string"}),
     "skeleton": ("Keypoints that drawings join: 0-1;1-2.", {"type": "string"}),
     _PARAMETER: (
         "KEY=VALUE, any parameter of the card; may be repeated.",
         {"type": "array", "items": {"type": "string"}},
     ),
-    _REPLACE: ("1: replaces a model of that name that was added before.", {"enum": ["0", "1"]}),
+    _REPLACE: ("1: replace a model of that name that was added before.", {"enum": ["0", "1"]}),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class AddQuery:
-    """flags: of `penstock models add`, by their names with underscores."""
+    """flags: (name with underscores, value) of `penstock models add`."""
 
     flags: tuple[tuple[str, str], ...] = ()
     may_replace: bool = False
 
 
 def add_query_of(query: bytes) -> AddQuery:
-    """Raises InvalidRequest for an unknown, repeated or malformed parameter; the command checks the values."""
+    """Parses the query. Raises InvalidRequest for an unknown or repeated parameter; the command checks the values."""
     pairs = query_pairs(query, QUERY) if query else []
     given: dict[str, str] = {}
     flags = []
@@ -80,7 +83,7 @@ def add_query_of(query: bytes) -> AddQuery:
             raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
         given[name] = text
         if name == "labels":
-            text = f"{text};"  # always a list: a command takes a text without `;` for a file's name
+            text = f"{text};"  # without `;` the command would read a file of that name
         if name != _REPLACE:
             flags.append((name, text))
     if (replace := given.get(_REPLACE, "0")) not in ("0", "1"):
@@ -89,9 +92,9 @@ def add_query_of(query: bytes) -> AddQuery:
 
 
 class AddModelEndpoint:
-    """In a worker, which receives the file and lets the core add it, and in the process that adds it.
+    """Runs in each worker, which receives the file and forwards the request, and in the core, which adds the model.
 
-    adder: None in a worker. core: the worker's relay. takes_workers: this is the core, whose clients are workers.
+    adder: None in a worker. core: the worker's relay to the core. takes_workers: this is the core.
     """
 
     def __init__(
@@ -109,9 +112,9 @@ class AddModelEndpoint:
     async def __call__(self, request: Request) -> Response:
         """Add a model from its ONNX file.
 
-        The body is the ONNX file. It is inspected and tried in a process of its own; its folder is written, and the
-        model is loaded. 400 says what is wrong, or which query parameter settles what the file does not say; then
-        nothing is changed. Answers when the model serves.
+        The body is the ONNX file. A separate process inspects it, runs it on two pictures, and writes the model's
+        folder; then the model is loaded. The response is sent when the model is ready. 400 names the error, or a
+        query parameter to add; nothing has changed then.
         """
         query = add_query_of(request.scope["query_string"])
         name, uploads = unquote(model_of(request).model_name), self._uploads
@@ -119,8 +122,8 @@ class AddModelEndpoint:
             raise InvalidRequest("models cannot be added to this gateway; put them into its repository")
         if self._takes_workers:
             key = first_header(request.scope, UPLOAD_HEADER.encode()).decode("latin-1")
-            asked = AddRequest(name, uploads.found(key, name), query.flags, query.may_replace, _origin(request))
-            return await self._add(request, asked)
+            add_request = AddRequest(name, uploads.find(key, name), query.flags, query.may_replace, _origin(request))
+            return await self._add(request, add_request)
         uploads.check(name, may_replace=query.may_replace)
         _check_body_kind(request)
         declared = declared_bytes(request)
@@ -136,11 +139,11 @@ class AddModelEndpoint:
                 return await self._forward(request, self._core, uploads.key_of(file))
             return await self._add(request, AddRequest(name, file, query.flags, query.may_replace, _origin(request)))
 
-    async def _add(self, request: Request, asked: AddRequest) -> Response:
-        """Once the load has begun, it runs to its end though the client may be gone."""
+    async def _add(self, request: Request, add_request: AddRequest) -> Response:
+        """Adds and loads the model. A disconnect cancels the addition, but not a load that has begun."""
         if self._adder is None:
             raise RuntimeError("this process adds no models")
-        async with self._adder.adding(asked, caller_of(request)) as addition:
+        async with self._adder.adding(add_request, caller_of(request)) as addition:
             await run_until_disconnect(request.scope, request.receive, addition.prepare())
             return json_response(await addition.load())
 
@@ -167,7 +170,7 @@ def _check_body_kind(request: Request) -> None:
 
 
 def add_router(endpoint: AddModelEndpoint) -> APIRouter:
-    """Its route, for the application's own router."""
+    """The endpoint's route."""
     router = APIRouter(route_class=HotRoute, tags=["repository"], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
     openapi.operation(
         router,

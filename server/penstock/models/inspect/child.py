@@ -1,9 +1,6 @@
 """The process that parses a file for inspect_file: limits itself, reads a request, writes a reply."""
 
-import contextlib
-import ctypes
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -15,27 +12,24 @@ from penstock.models.inspect.inspection import (
     Inspection,
     InspectionReply,
     InspectionRequest,
-    Limits,
     Verdict,
     checked_size,
     memory_limit_bytes,
 )
-
-_PR_SET_PDEATHSIG = 1
+from penstock.process_limits import end_with_parent, limit_process
 
 
 def main(arguments: list[str]) -> None:
     """Answers one request of standard input on standard output."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(arguments[0]):
-        sys.exit(1)  # the parent died before prctl
+    end_with_parent(int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reply_file = os.dup(1)
     os.dup2(2, 1)  # output of libraries must not mix with the reply
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=InspectionRequest)
     try:
         size_bytes = checked_size(Path(request.path), request.limits)
-        _confine(request.limits, size_bytes)
+        limits = request.limits
+        limit_process(memory_limit_bytes(limits, size_bytes), cpu_s=limits.cpu_s, file_bytes=0)
         reply = InspectionReply(inspection=run(request))
     except UnreadableModel as error:
         reply = InspectionReply(problem=str(error))
@@ -65,22 +59,6 @@ def run(request: InspectionRequest) -> Inspection:
     if trial.failure:
         return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}")
     return Inspection(facts, recognition, trial, Verdict.SERVABLE, f"its layout is {recognition.layout}")
-
-
-def _confine(limits: Limits, size_bytes: int) -> None:
-    memory = memory_limit_bytes(limits, size_bytes)
-    for limit, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, memory),
-        (resource.RLIMIT_CPU, limits.cpu_s + 1),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
-        hard = resource.getrlimit(limit)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # the parent may be limited itself
-        soft = max(most - 1, 1) if limit == resource.RLIMIT_CPU else most  # SIGXCPU a second before SIGKILL
-        resource.setrlimit(limit, (soft, most))
-    with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
-        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 if __name__ == "__main__":
