@@ -37,7 +37,7 @@ from penstock.models.optimize.source import (
 from penstock.protocol.inference import Array
 from penstock.protocol.vision_results import Detections, VisionResult
 from penstock.vision.accuracy import Truth, average_precision
-from penstock.vision.layouts.layout import is_wanted
+from penstock.vision.layouts.layout import is_selected
 
 WORTH_LEAVING_FLOAT = 0.01  # minimum gain in agreement, because float nodes cost speed
 
@@ -163,7 +163,7 @@ def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
     """Applies the card's threshold. Dropped boxes never suppress boxes of a higher score."""
     if not isinstance(result, Detections):
         return result
-    is_confident = is_wanted(result.score, result.class_id, source.card.layout_options)
+    is_confident = is_selected(result.score, result.class_id, source.card.layout_options)
     return Detections(result.xyxy[is_confident], result.score[is_confident], result.class_id[is_confident])
 
 
