@@ -176,6 +176,19 @@ ROWS: dict[str, Row] = {
         },
         image=(1, 300, 300, 3), image_type=TensorProto.UINT8, card={"network-input-order": "1"}, labels=91,
     ),
+    "tf-detection of any size": Row(
+        "tf-detection",
+        {
+            "detection_boxes:0": corners(100, 1)[np.newaxis, :, [1, 0, 3, 2]],
+            "detection_classes:0": whole(100, 90).ravel()[np.newaxis] + 1, "detection_scores:0": numbers(1, 100),
+            "num_detections:0": np.array([40], np.float32),
+        },
+        image=(1, "h", "w", 3), image_type=TensorProto.UINT8, card={"max-side": "1333"}, labels=91,
+    ),
+    "detr of any size": Row(
+        "detr", {"logits": numbers(1, 100, 92, low=-4, high=4), "pred_boxes": centres(100, 1)[np.newaxis]},
+        image=("batch_size", 3, "height", "width"), card={"min-side": "800", "max-side": "1333"}, labels=91,
+    ),
     "ssd of OpenVINO": Row(
         "ssd",
         {"detection_out": np.concatenate([np.zeros((50, 1)), whole(50, 3), numbers(50, 1), corners(50, 1)], 1)

@@ -20,7 +20,8 @@ from penstock.vision.spec import ColorFormat, PrepareSpec
 ResultsOf = Callable[[VisionCard], list[VisionResult]]
 _SURE = 0.3  # confidence from which the network finds something in the pictures
 _CERTAIN = 0.98
-_CLEARLY, _CLEARLY_WITH_METADATA = 0.02, 0.1  # how much more confident another colour order is
+_CLEARLY, _CLEARLY_WITH_METADATA = 0.05, 0.1  # how much more confident another colour order is
+_ALIKE = 0.02
 _PIXEL = 1.0 / 255.0
 
 
@@ -88,7 +89,7 @@ def _compared_colors(
     margin = _CLEARLY_WITH_METADATA if has_metadata else _CLEARLY
     if other.best >= _SURE and other.best > guess.best + margin:
         return Comparison(questions=(Question(f"the colour order is not certain: {seen}", "--color", choices),))
-    is_better = guess.best >= other.best if has_metadata else guess.best > other.best + _CLEARLY
+    is_better = guess.best >= other.best if has_metadata else guess.best > other.best + _ALIKE
     if is_better or max(guess.best, other.best) < _SURE:
         return Comparison((seen,))
     alike = f"the pictures do not show the colour order: {seen}; {own_name}, the usual one, is used"

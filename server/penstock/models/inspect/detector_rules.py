@@ -36,7 +36,14 @@ def tensorflow(model: ModelSignature) -> LayoutMatch | None:
         "outputs detection_boxes, detection_classes, detection_scores, num_detections of uint8 pixels: TensorFlow's API"
     )
     names = tuple(found[index].name for index in range(4))
-    return LayoutMatch("tf-detection", (why,), class_count=0 if model.names else 91, outputs=names)
+    return LayoutMatch(
+        "tf-detection",
+        (why,),
+        "tensorflow-any-size" if model.is_size_free else "raw",
+        class_count=0 if model.names else 91,
+        outputs=names,
+        needs_size=not model.is_size_free,
+    )
 
 
 def efficient_nms(model: ModelSignature) -> LayoutMatch | None:

@@ -57,6 +57,7 @@ _ROWS = (
     replace(_IMAGENET, name="detr-any-size", resize=Resize.KEEP, min_side=800, max_side=1333),
     Family("torchvision", Resize.KEEP, scale=PIXEL),
     Family("raw", Resize.SQUASH),
+    Family("tensorflow-any-size", Resize.KEEP, max_side=1333),  # the graph resizes
     Family("nanodet", Resize.LETTERBOX, color="bgr", mean=(103.53, 116.28, 123.675), std=(57.375, 57.12, 58.395)),
     replace(_IMAGENET, name="picodet"),
     Family("fastestdet", Resize.SQUASH, color="bgr", scale=PIXEL),

@@ -121,7 +121,8 @@ def _match(model: ModelSignature) -> LayoutMatch | None:
     if same is not None:
         return same
     outputs = tuple(tensor.name for tensor in model.facts.outputs)
-    return LayoutMatch(layout, (f"--layout is {layout}",), outputs=outputs, rows_follow_batch=bool(outputs))
+    follows = all(model.follows_batch(tensor) for tensor in model.facts.outputs)
+    return LayoutMatch(layout, (f"--layout is {layout}",), outputs=outputs, rows_follow_batch=follows)
 
 
 def _unknown(model: ModelSignature) -> Recognition:
