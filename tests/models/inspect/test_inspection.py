@@ -27,7 +27,17 @@ def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(b"", "is empty"), (b"not a model", "no ONNX model"), (b"\x08\x08", "no ONNX model")]
+    ("content", "sentence"),
+    [
+        (b"", "is empty"),
+        (b"not a model", "no ONNX model"),
+        (b"\x08\x08", "no ONNX model"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
+        (b"PK\x03\x04archive/data.pkl", "export it to ONNX first"),
+        (b"\x20\0\0\0TFL3\0", "TensorFlow Lite"),
+        (b"ftrt\0\0", "TensorRT engine"),
+        (b"<!DOCTYPE html><html>", "web page"),
+    ],
 )
 def test_a_file_that_is_no_model_is_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     """The reason names the file and what is wrong with it."""

@@ -90,7 +90,23 @@ def _read(path: Path) -> bytes:
         raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
 
 
+_OTHER_FILES = (
+    (b"version https://git-lfs", 0, "a Git LFS pointer, not the model: fetch the model with git lfs pull"),
+    (b"PK\x03\x04", 0, "a PyTorch or Keras archive: export it to ONNX first"),
+    (b"\x80\x02", 0, "a Python pickle of PyTorch: export it to ONNX first"),
+    (b"TFL3", 4, "a TensorFlow Lite model: convert it to ONNX first"),
+    (b"ftrt", 0, "a TensorRT engine: give the ONNX file that it was built from"),
+    (b"\x89HDF", 0, "a Keras file: export it to ONNX first"),
+    (b"<?xml", 0, "XML, perhaps OpenVINO's: give the ONNX file that it was made from"),
+    (b"<!DOCTYPE", 0, "a web page, not the model: the download failed"),
+    (b"<html", 0, "a web page, not the model: the download failed"),
+)
+
+
 def _parse(path: Path, data: bytes) -> onnx.ModelProto:
+    for begin, offset, what in _OTHER_FILES:
+        if data.startswith(begin, offset):
+            raise UnreadableModel(f"{path} is {what}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
