@@ -26,7 +26,7 @@ def test_add_writes_the_folder_loads_it_and_shows_how_to_use_it(
     answer = penstock("models", "add", source, *FLAGS, "--url", stand_in.url)
     assert answer.exit_code == 0, answer.stderr
     assert f"best: yolox, in {home() / 'models' / 'best'}" in answer.stdout
-    assert "up to 8 pictures a call" in answer.stdout
+    assert "up to 8 pictures per call" in answer.stdout
     assert f"loaded at {stand_in.url}" in answer.stdout
     assert "penstock infer best photo.jpg --draw out.jpg" in answer.stdout
     assert f"{stand_in.url}/v2/models/best/image" in answer.stdout
@@ -76,7 +76,7 @@ def test_gateway_that_does_not_load_it_is_a_failure_with_the_reason(
         (("{file}", "{twin}"), "would both be the model 'm'"),
         (("{file}", "--layout", "yolo99"), "--layout 'yolo99' is not one of"),
         (("{file}", "--input-size", "big"), "should be a width"),
-        (("{file}", "--mean", "1,2"), "one number a channel"),
+        (("{file}", "--mean", "1,2"), "one number per channel"),
         (("{file}", "--labels", "nosuch.txt"), "there is no file nosuch.txt"),
         (("{file}", "--parameter", "nms-iou-treshold=0.3"), "did you mean 'nms-iou-threshold'?"),
         (("{file}", "--skeleton", "a-b"), "pairs of keypoint numbers"),

@@ -1,4 +1,4 @@
-"""`penstock models add` and `penstock models remove`: a model file becomes a model of the home repository."""
+"""`penstock models add` and `penstock models remove`: adds model files to the repository in PENSTOCK_HOME."""
 
 import asyncio
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE…", help="ONNX files, folders of them, or Triton model folders")
 ]
-Name = Annotated[str, typer.Option("--name", help="the model's name [the file's]")]
-Home = Annotated[Path | None, typer.Option(help="where added models go [~/.penstock]", show_default=False)]
+Name = Annotated[str, typer.Option("--name", help="the model's name [from the file's]")]
+Home = Annotated[Path | None, typer.Option(help="folder for added models [~/.penstock]", show_default=False)]
 AllowsCode = Annotated[bool, typer.Option("--allow-model-code", help="accept custom operators")]
 
 
 class AddReport(msgspec.Struct, frozen=True):
-    """One added model. max_batch_size: 0 for one picture a call. state: of the running gateway, or why there is none.
+    """One added model. max_batch_size: 0 for one picture per call. state: in the running gateway, or why not loaded.
 
-    rows_per_s: of the network on one core, by rows of a call. golden: whether an answer is recorded for the check.
+    rows_per_s: rate of the network on one core, by batch size. golden: whether a golden answer was recorded.
     """
 
     name: str
@@ -57,7 +57,7 @@ class AddReport(msgspec.Struct, frozen=True):
 
 
 class OpenQuestion(msgspec.Struct, frozen=True):
-    """What the file leaves open. flag: settles it. choices: its values, the likeliest first; may be empty."""
+    """What the file does not say. flag: answers it. choices: its values, likeliest first; may be empty."""
 
     flag: str
     choices: tuple[str, ...]
@@ -65,7 +65,7 @@ class OpenQuestion(msgspec.Struct, frozen=True):
 
 
 class AddFailure(msgspec.Struct, frozen=True):
-    """A model that was not added. is_disk_full: the file may be right; the disk has no room for it."""
+    """A model that was not added. is_disk_full: the disk is full; the file may be valid."""
 
     name: str
     error: str
@@ -74,13 +74,13 @@ class AddFailure(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class AddPlace:
-    """Where models are added, how, and where the report goes."""
+class AddContext:
+    """Options of one command, and the console for its reports."""
 
     settings: Settings
     options: "AddOptions"
     console: Console
-    is_serving: bool = False  # a stack starts next, and shows its own addresses
+    is_serving: bool = False  # `penstock serve`, whose stack prints its own addresses
 
 
 @with_model_flags
@@ -88,28 +88,28 @@ def add(
     files: Files,
     name: Name = "",
     replace: Annotated[bool, typer.Option("--replace", help="replace a model that was added before")] = False,
-    load: Annotated[bool, typer.Option("--load/--no-load", help="ask the running gateway to load it")] = True,
+    load: Annotated[bool, typer.Option("--load/--no-load", help="load it into the running gateway")] = True,
     allow_model_code: AllowsCode = False,
     url: Url = None,
     api_key: ApiKey = "",
     home: Home = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one object a model, and nothing else")] = False,
-    origin: Annotated[str, typer.Option(hidden=True, help="where the file is from, for MODEL.md [its path]")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print only JSON, one object per model")] = False,
+    origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
-    """Add ONNX files as models: find out what each is, prove that it batches, write its folder, and load it.
+    """Add ONNX files as models: recognise the layout, test batching, write the model's folder, and load it.
 
-    What the file does not say is a flag; the message names it. `penstock models inspect FILE` shows what was found.
+    If a file is ambiguous, the message names the flag to add. `penstock models inspect FILE` shows the findings.
     """
     from penstock.models.add import AddOptions
 
     options = AddOptions(
         flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin
     )
-    place = AddPlace(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
+    place = AddContext(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
     sources = sources_of(files, name)
     is_complete = True
-    with stoppable("nothing of the unfinished model is kept"):
+    with stoppable("the unfinished model is removed"):
         for source, model_name in sources:
             is_complete = add_one(place, source, model_name, gateway_of(url, api_key) if load else None, as_json) and (
                 is_complete
@@ -145,7 +145,7 @@ def remove(
 
 
 def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
-    """(file, model's name) each; ends the command if there is none, or one name for many."""
+    """(file, model name) of each model. Ends the command if there is no file, or if two models have one name."""
     from penstock.models.add import name_from
     from penstock.models.triton_folder import is_model_folder
 
@@ -172,8 +172,8 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
     return named
 
 
-def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:
-    """Whether the model was added and, with a gateway, loaded where one runs."""
+def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:
+    """Adds one model and prints the report. Returns False if it was not added, or if the gateway did not load it."""
     from penstock.cli.inspect import question_text
     from penstock.models.add import NotServable, add_model
 
@@ -189,7 +189,7 @@ def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | N
                 other_repositories=settings.repositories,
                 on_stage=lambda stage: bar.update(task, description=f"{name}: {stage}"),
             )
-            bar.update(task, description=f"{name}: recording its answer")
+            bar.update(task, description=f"{name}: recording a golden answer")
             problem = _record(added)
     except CatalogueError as error:
         questions = error.inspection.recognition.questions if isinstance(error, NotServable) else ()
@@ -197,9 +197,9 @@ def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | N
         for question in [question for question in questions if question.is_blocking][1:]:  # the first is the error's
             print_failure(question_text(question))
         if as_json:
-            asked = tuple(OpenQuestion(each.flag, each.choices, each.ambiguous) for each in questions)
+            open_questions = tuple(OpenQuestion(each.flag, each.choices, each.ambiguous) for each in questions)
             is_full = isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__)
-            print_json(AddFailure(name, str(error), asked, is_full))
+            print_json(AddFailure(name, str(error), open_questions, is_full))
         return False
     state, is_loaded = _load(name, gateway, settings)
     report = _report(added, problem, state)
@@ -211,7 +211,7 @@ def add_one(place: AddPlace, source: Path, name: str, gateway: GatewayClient | N
 
 
 def _record(added: "AddedModel") -> str:
-    """Records golden.json for `models check`; why it could not, or ""."""
+    """Records golden.json for `models check`. Returns the reason if it fails, or ""."""
     from penstock.cli.check_request import CheckContext, NotCheckable
     from penstock.cli.check_result import record_golden
     from penstock.models.check.golden import GoldenError
@@ -221,12 +221,12 @@ def _record(added: "AddedModel") -> str:
     try:
         asyncio.run(record_golden(model, CheckContext(GatewayClient(""), None, {})))
     except (GoldenError, InferenceError, NotCheckable) as error:
-        return f"no answer was recorded for `models check`: {error}"
+        return f"no golden answer was recorded for `models check`: {error}"
     return ""
 
 
 def _load(name: str, gateway: GatewayClient | None, settings: Settings) -> tuple[str, bool]:
-    """What became of it, and whether that is as wanted."""
+    """(state of the model, whether it is as requested)."""
     if gateway is None:
         return "not loaded", True
     try:
@@ -256,7 +256,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
     )
 
 
-def _print(report: AddReport, place: AddPlace) -> None:
+def _print(report: AddReport, place: AddContext) -> None:
     def line(text: str) -> None:
         place.console.print(text, markup=False, soft_wrap=True)
 
@@ -265,8 +265,8 @@ def _print(report: AddReport, place: AddPlace) -> None:
         line(f"  because {sentence}")
     if report.rows_per_s:
         fastest = max(report.rows_per_s, key=lambda rows: report.rows_per_s[rows])
-        line(f"  speed: {report.rows_per_s[fastest]:.0f} pictures a second on one core here, {fastest} a call")
-    rows = f"up to {report.max_batch_size} pictures a call" if report.max_batch_size else "one picture a call"
+        line(f"  speed: {report.rows_per_s[fastest]:.0f} pictures/s on one core, {fastest} per call")
+    rows = f"up to {report.max_batch_size} pictures per call" if report.max_batch_size else "one picture per call"
     line(f"  batches: {rows}; {report.batches}")
     for sentence in report.warnings:
         line(f"  note: {sentence}")

@@ -35,11 +35,11 @@ from penstock.vision.drawing import draw_result
 from penstock.vision.masks import mask_of
 from penstock.vision.spec import ColorFormat
 
-NO_PIXEL_LIMIT = 1 << 62  # the gateway has its own; this picture is the user's
+NO_PIXEL_LIMIT = 1 << 62  # the gateway has checked the picture
 
 
 class CannotDraw(Exception):
-    """The picture was answered but its drawing failed. The text is for display."""
+    """The picture has a result, but drawing it failed. str() is for display."""
 
 
 def draw_file(data: bytes, result: ImageResult, target: Path, skeleton: Sequence[tuple[int, int]]) -> None:

@@ -31,7 +31,7 @@ class RunLengths(msgspec.Struct, frozen=True):
 
 
 class Detection(ClassScore, frozen=True, kw_only=True):
-    """A found object, in pixels of the picture after EXIF rotation. The members after xyxy: if the model has them."""
+    """An object, in pixels of the picture after EXIF rotation. Members after xyxy are present if the model has them."""
 
     xyxy: tuple[float, float, float, float]
     mask: RunLengths | UnsetType = UNSET
@@ -41,7 +41,7 @@ class Detection(ClassScore, frozen=True, kw_only=True):
 
 
 class RecognisedText(msgspec.Struct, frozen=True):
-    """A line of text. polygon: its four corners, if the model finds the place."""
+    """A line of text. polygon: its four corners, if the model finds regions."""
 
     text: str
     score: float

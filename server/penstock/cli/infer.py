@@ -90,7 +90,7 @@ _FIRST_VALUES = 8  # of an embedding
 
 
 def _shown(result: ImageResult) -> Table | str:
-    """What is printed of a result that is not empty."""
+    """The printed form of a result that is not empty."""
     if result.detections is not None:
         return _boxes(result.detections)
     if result.embedding is not None:
@@ -111,7 +111,7 @@ def _shown(result: ImageResult) -> Table | str:
 
 
 def _boxes(found: Sequence[Detection]) -> Table:
-    """A row a box: with the angle of oriented boxes, the pixels of masks and the number of keypoints that are seen."""
+    """One row per box, with the angle of oriented boxes, the area of masks and the number of visible keypoints."""
     columns, rows = ["label", "score", *CORNERS], [[one.name, f"{one.score:.3f}", *_pixels(one.xyxy)] for one in found]
 
     def add(column: str, cells: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ def _seen(keypoints: Sequence[tuple[float, float, float]]) -> str:
 
 
 def _text(lines: Sequence[RecognisedText]) -> Table:
-    """A row a line: with the corners of the rectangle around it, if the model finds the place."""
+    """One row per line of text, with the corners of its bounding box if the model finds regions."""
     columns = ["text", "score"]
     if any(line.polygon is not UNSET for line in lines):
         columns += CORNERS
@@ -176,12 +176,10 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON line a picture, and nothing else")] = False,
     draw: Annotated[Path | None, typer.Option(help="draw into this file, or into this folder")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=1, help="deadline of each request")] = None,
-    conf: Annotated[
-        float | None, typer.Option("--conf", "--threshold", min=0, max=1, help="leave out scores below it")
-    ] = None,
-    iou: Annotated[float | None, typer.Option(min=0, max=1, help="overlap above which a box is suppressed")] = None,
+    conf: Annotated[float | None, typer.Option("--conf", "--threshold", min=0, max=1, help="score threshold")] = None,
+    iou: Annotated[float | None, typer.Option(min=0, max=1, help="IoU threshold of NMS")] = None,
     classes: Annotated[str | None, typer.Option(help="only these classes: ids or labels, as person,car")] = None,
-    max_detections: Annotated[int | None, typer.Option(min=1, help="at most so many results, the best")] = None,
+    max_detections: Annotated[int | None, typer.Option(min=1, help="maximum number of results")] = None,
     masks: Annotated[
         MaskForm | None, typer.Option(help="form of masks in the result [rle]", show_default=False)
     ] = None,
@@ -189,7 +187,7 @@ def infer(
 ) -> None:
     """Send pictures to a model of the running gateway and print the results, in pixels of each picture.
 
-    The options from --conf to --masks replace the model's own.
+    The options from --conf to --masks override the model's settings.
 
     A picture that fails is reported and the others go on; the exit code is 1 then.
     """

@@ -24,12 +24,12 @@ _FILES = Annotated[Path, typer.Argument(metavar="FILE", help="an ONNX file", sho
 @with_model_flags
 def inspect(
     file: _FILES,
-    as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only JSON")] = False,
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
     """Show an ONNX file's inputs and outputs, the recognised layout with evidence, the card, and the flags needed.
 
-    The file is read, and run on two pictures, in a process with limits. Exit code 0: `models add` needs no more flags.
+    A limited child process reads the file and runs it on two pictures. Exit code 0: `models add` needs no more flags.
     """
     try:
         with stoppable("nothing was changed"), progress_bar() as bar:
@@ -80,7 +80,7 @@ def rows(found: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def question_text(question: Question) -> str:
-    """What is open, the flag, and its values."""
+    """The question, the flag that answers it, and its values."""
     choices = f" {' or '.join(question.choices)}" if question.choices else ""
     need = "" if question.is_blocking else " (optional)"
     return f"{question.ambiguous}; use {question.flag}{choices}{need}"

@@ -1,4 +1,4 @@
-"""The flags that say what a model file does not: shared by `models inspect`, `models add` and `serve`."""
+"""Flags that describe a model file: shared by `models inspect`, `models add` and `serve`."""
 
 import inspect
 import math
@@ -21,41 +21,41 @@ _COLORS, _RESIZES = ("rgb", "bgr", "gray"), ("letterbox", "corner", "squash", "c
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """The flags as given. Empty or None: the file says it, or the layout's default holds."""
+    """The given flags. Empty or None: from the file, or the default of the model's family."""
 
     layout: Annotated[str, typer.Option(metavar="LAYOUT", help="output layout, such as yolov8 [recognised]")] = ""
     input_size: Annotated[
         str, typer.Option(metavar="W[xH]", help="the network's size in pixels, 640 or 640x480 [the file's]")
     ] = ""
-    labels: Annotated[str, typer.Option(help="a file with one label a line, or a;b;c [the file's]")] = ""
-    color: Annotated[str, typer.Option(metavar="|".join(_COLORS), help="order of the colours [the family's]")] = ""
-    mean: Annotated[str, typer.Option(metavar="R,G,B", help="in the network's colour order [the family's]")] = ""
+    labels: Annotated[str, typer.Option(help="a file with one label per line, or a;b;c [the file's]")] = ""
+    color: Annotated[str, typer.Option(metavar="|".join(_COLORS), help="colour order [by model family]")] = ""
+    mean: Annotated[str, typer.Option(metavar="R,G,B", help="in the network's colour order [by model family]")] = ""
     std: Annotated[str, typer.Option(metavar="R,G,B", help="the input is (pixel × scale - mean) / std")] = ""
-    scale: Annotated[float | None, typer.Option(help="of pixel values, such as 0.00392 (1/255)")] = None
-    resize: Annotated[str, typer.Option(metavar="|".join(_RESIZES), help="how a picture is fitted [the family's]")] = ""
-    padding: Annotated[float | None, typer.Option(min=0, max=255, help="pixel value of padding [the family's]")] = None
+    scale: Annotated[float | None, typer.Option(help="factor for pixel values, such as 0.00392")] = None
+    resize: Annotated[str, typer.Option(metavar="|".join(_RESIZES), help="resize mode [by model family]")] = ""
+    padding: Annotated[float | None, typer.Option(min=0, max=255, help="pixel value of padding [by family]")] = None
     conf: Annotated[float | None, typer.Option(min=0, max=1, help="score threshold [0.25]")] = None
-    iou: Annotated[float | None, typer.Option(min=0, max=1, help="IoU threshold of the suppression [0.45]")] = None
-    keypoint_names: Annotated[str, typer.Option(help="of a pose network: nose;left_eye;…")] = ""
-    skeleton: Annotated[str, typer.Option(metavar="0-1;1-2", help="keypoints that drawings join")] = ""
+    iou: Annotated[float | None, typer.Option(min=0, max=1, help="IoU threshold of NMS [0.45]")] = None
+    keypoint_names: Annotated[str, typer.Option(help="keypoint names: nose;left_eye;…")] = ""
+    skeleton: Annotated[str, typer.Option(metavar="0-1;1-2", help="pairs of keypoints to join in drawings")] = ""
     parameter: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="any parameter of the card (docs/card-parameters.md); may be repeated"),
+        typer.Option(metavar="KEY=VALUE", help="any picture parameter (docs/card-parameters.md); repeatable"),
     ] = None
     deepstream: Annotated[
         Path | None, typer.Option(help="a config_infer_primary.txt of DeepStream that describes the model")
     ] = None
     picture: Annotated[
-        list[Path] | None, typer.Option(help="photo for the trial run, with objects that the model knows; repeatable")
+        list[Path] | None, typer.Option(help="photo for the trial run, with objects that the model detects; repeatable")
     ] = None
 
     def hints(self) -> "Hints":
-        """The flags as the inspection takes them; ends the command if one is malformed."""
+        """The flags as hints for the inspection. Ends the command if one is malformed."""
         from penstock.models.inspect.inspection import Hints, merged
         from penstock.vision.layouts.registry import LAYOUTS
 
         labels, origin = _labels(self.labels)
-        said = Hints(
+        hints = Hints(
             layout=_one_of("--layout", self.layout, (*LAYOUTS,)),
             input_size=_size(self.input_size),
             labels=labels,
@@ -72,10 +72,10 @@ class ModelFlags:
             skeleton=_pairs(self.skeleton),
             parameters=dict(map(_parameter, self.parameter or [])),
         )
-        return said if self.deepstream is None else merged(said, _deepstream(self.deepstream))
+        return hints if self.deepstream is None else merged(hints, _deepstream(self.deepstream))
 
     def pictures(self) -> tuple[Path, ...]:
-        """The pictures; ends the command if one is missing."""
+        """Paths of the pictures. Ends the command if one is missing."""
         for path in self.picture or []:
             if not path.is_file():
                 fail(f"--picture: there is no file {path}")
@@ -83,13 +83,13 @@ class ModelFlags:
 
 
 def with_model_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the flags in place of its parameter `flags`, as typer reads them."""
+    """Decorator: replaces the command's parameter `flags` by one option per field, for typer."""
     hints = get_type_hints(ModelFlags, include_extras=True)
     own = inspect.signature(command, eval_str=True)
-    kept = [parameter for name, parameter in own.parameters.items() if name != "flags"]
+    others = [parameter for name, parameter in own.parameters.items() if name != "flags"]
     kinds = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(one.name, kinds, default=_default(one), annotation=hints[one.name]) for one in _FIELDS]
-    first = [parameter.replace(kind=kinds) for parameter in kept]
+    first = [parameter.replace(kind=kinds) for parameter in others]
 
     def run(**given: Any) -> None:
         flags = ModelFlags(**{one.name: given.pop(one.name) for one in _FIELDS})
@@ -143,10 +143,10 @@ def _labels(text: str) -> tuple[tuple[str, ...], str]:
     path = Path(text)
     if ";" in text or not path.is_file():
         if ";" not in text:
-            fail(f"--labels: there is no file {text}; give a file with one label a line, or a;b;c")
+            fail(f"--labels: there is no file {text}; give a file with one label per line, or a;b;c")
         return _names(text), "--labels"
     if path.stat().st_size > MAX_LABELS_BYTES:
-        fail(f"--labels: {path} has more than {MAX_LABELS_BYTES} bytes: it is no file of labels")
+        fail(f"--labels: {path} has more than {MAX_LABELS_BYTES} bytes, too many for a labels file")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -166,7 +166,7 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
-        fail(f"{flag} {text!r} should be one number a channel, such as 0.485,0.456,0.406")
+        fail(f"{flag} {text!r} should be one number per channel, such as 0.485,0.456,0.406")
     return numbers
 
 
@@ -189,7 +189,7 @@ def _parameter(text: str) -> tuple[str, str]:
     if key not in PARAMETERS:
         meant = meant_by(key)
         fail(
-            f"--parameter {key!r} is no parameter of a card"
+            f"--parameter {key!r} is not a picture parameter"
             + (f"; did you mean {meant!r}?" if meant else ": docs/card-parameters.md lists them")
         )
     return key, value

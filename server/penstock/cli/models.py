@@ -225,7 +225,7 @@ def pull(
         fail(str(error), code=1)
     typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, licence {entry.licence})")
     if entry.untried:
-        typer.echo(f"{UNTRIED_TEXT} {name}: check its answers on pictures of your own")
+        typer.echo(f"{UNTRIED_TEXT} {name}: check its answers on your own pictures")
     for file_name in pulled.preserved:
         path = pulled.folder / file_name
         typer.echo(
@@ -262,8 +262,8 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     typer.echo(f"{name} is unloaded at {gateway.url}")
 
 
-app.command(short_help="Show what a model file is, and the card it needs.")(inspect)
-app.command(short_help="Add model files: recognise, prove, write, load.")(add)
+app.command(short_help="Show a model file's recognised layout and its card.")(inspect)
+app.command(short_help="Add model files, and load them.")(add)
 app.command(short_help="Unload a model and remove its folder.")(remove)
 app.command(short_help="Send each model a known input and compare its answer.")(check)
 app.command(short_help="Tell how a model's batches are formed.")(explain)

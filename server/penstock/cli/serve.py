@@ -1,4 +1,4 @@
-"""`penstock serve`: model files are added, and the stack starts with them."""
+"""`penstock serve`: adds model files and starts the stack with them."""
 
 import inspect
 import multiprocessing
@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from penstock.cli.add import AddPlace, Files, Home, Name, add_one, sources_of
+from penstock.cli.add import AddContext, Files, Home, Name, add_one, sources_of
 from penstock.cli.gateway_client import settings_or_fail
 from penstock.cli.model_flags import ModelFlags, with_model_flags
 from penstock.cli.terminal import stoppable
@@ -22,7 +22,7 @@ _OWN = ("models", "home")  # of `up`: set here
 
 
 def _with_up_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the flags of `penstock up`, which it gets as the dict `up_flags`."""
+    """Decorator: adds the options of `penstock up`, passed to the command as the dict `up_flags`."""
     kind = inspect.Parameter.KEYWORD_ONLY
     flags = {name: one for name, one in inspect.signature(up, eval_str=True).parameters.items() if name not in _OWN}
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "up_flags"]
@@ -54,11 +54,11 @@ def serve(
     given = up_flags or {}
     sources = sources_of(files, name)
     allows_code = bool(given.get("allow_model_code"))
-    # In a process of its own: what adding imports would stay in this one, which lives as long as the stack.
+    # In a child process: the modules that adding imports would use memory as long as the stack runs.
     adding = multiprocessing.get_context("fork").Process(
         target=_add_all, args=(sources, flags, home), kwargs={"allows_code": allows_code}
     )
-    with stoppable("nothing of the unfinished model is kept"):
+    with stoppable("the unfinished model is removed"):
         adding.start()
         adding.join()
     if adding.exitcode:
@@ -72,8 +72,8 @@ def _add_all(sources: list[tuple[Path, str]], flags: ModelFlags, home: Path | No
     from penstock.models.add import AddOptions
 
     options = AddOptions(flags.hints(), flags.pictures(), may_replace=True, allows_code=allows_code)
-    place = AddPlace(settings_or_fail(home), options, Console(highlight=False), is_serving=True)
-    with stoppable("nothing of the unfinished model is kept"):
+    place = AddContext(settings_or_fail(home), options, Console(highlight=False), is_serving=True)
+    with stoppable("the unfinished model is removed"):
         added = [add_one(place, source, model_name, None, as_json=False) for source, model_name in sources]
     sys.stdout.flush()
     raise SystemExit(0 if all(added) else 1)

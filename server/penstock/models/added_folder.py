@@ -1,4 +1,4 @@
-"""The folder of an added model: config.pbtxt with its card, labels, MODEL.md, and a file that is proven to batch."""
+"""Writes the folder of an added model: config.pbtxt with its card, labels, MODEL.md, and the tested file."""
 
 import shutil
 import time
@@ -32,24 +32,25 @@ from penstock.vision.preprocess import prepare
 from penstock.vision.spec import ColorFormat
 
 VERSION_FILE = Path("1") / "model.onnx"
-MAX_ROWS = 8  # max_batch_size of models whose rows are proven
+MAX_ROWS = 8  # max_batch_size of models that passed the batch test
 INSTANCES = 2
 ADDED_BY = "added_by"  # parameter of config.pbtxt: the command that wrote the folder
 SPEED_BUDGET_S = 3.0
 _ROWS_TRIED, _ROUNDS = (1, 2, 4, 8), 5
 _PROOF_SIZE = (480, 640)  # height, width of the generated pictures
-_GAIN = 1.1  # a larger batch must be faster by this factor: rounds on a busy machine differ by a tenth
+_GAIN = 1.1  # a larger batch must be faster by this factor, as measurements vary by a tenth
 
 
 class CannotAdd(CatalogueError):
-    """A model cannot be added. Nothing has changed."""
+    """A model cannot be added; nothing has changed. str() is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What was found about batches. max_rows: 0 if the model takes one picture a call. best_rows: fastest on this CPU.
+    """Outcome of the batch test. max_rows: 0 if the model takes one picture per call. best_rows: fastest on this CPU.
 
-    rows_per_s: measured, by rows of a call. is_freed: the file's batch was fixed to 1, and the written one is free.
+    rows_per_s: (batch size, rows per second). is_freed: the file had a fixed batch of 1, and was rewritten with
+    a dynamic one.
     """
 
     max_rows: int
@@ -70,7 +71,7 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
     except InvalidRequest as error:
         raise CannotAdd(error.message) from error
     if card is None:
-        raise CannotAdd(f"{source} has no card: say what it is with --layout")
+        raise CannotAdd(f"{source} has no card: choose one with --layout")
     batches = _find_batches(file, config, card, inspection)
     text = config_text(_with_client_metadata(_with_batches(config, batches), inspection))
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
@@ -97,7 +98,7 @@ def _copy(source: Path, file: Path, inspection: Inspection) -> None:
 
 
 def _sized(config: ModelConfig, inspection: Inspection) -> ModelConfig:
-    """With the chosen size in place of the image input's free sides."""
+    """The config with the chosen size in place of the image input's dynamic sides."""
     recognition = inspection.recognition
     if recognition.input_size is None:
         return config
@@ -125,7 +126,7 @@ def _with_client_metadata(config: ModelConfig, inspection: Inspection) -> ModelC
 
 def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection: Inspection) -> Batches:
     if not inspection.recognition.rows_follow_batch:
-        return Batches(0, "its outputs have no batch axis, so each picture is a call of its own")
+        return Batches(0, "its outputs have no batch axis, so each picture is one call")
     if inspection.facts.external_data:
         return Batches(0, "its weights are in other files, which are not rewritten")
     freed = file.with_name("freed.onnx")
@@ -134,7 +135,7 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
         if is_freed:
             why = free_batch(file, freed)
             if why:
-                return Batches(0, f"its batch is fixed to 1: {why}")
+                return Batches(0, f"its batch size is fixed to 1: {why}")
         opened = _open(freed if is_freed else file)
         rows = proof_rows(card)
         proof = _proven(opened, rows, is_quantised=inspection.facts.is_quantised)
@@ -144,7 +145,7 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
             freed.replace(file)
         speeds = _speeds(opened, rows[0])
     except (OrtLoadError, *ORT_ERRORS) as error:
-        return Batches(0, f"its batch cannot be freed: {str(error).splitlines()[0][:200]}")
+        return Batches(0, f"its batch size cannot be made dynamic: {str(error).splitlines()[0][:200]}")
     finally:
         freed.unlink(missing_ok=True)
     return Batches(MAX_ROWS, proof.why, is_freed, _best(speeds), speeds)
@@ -158,13 +159,13 @@ def _open(file: Path) -> ort.InferenceSession:
 
 
 def _proven(opened: ort.InferenceSession, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
-    """Two rows, then all: a batch of 2 and of 3 are different paths in some kernels."""
+    """Tests a batch of two rows, then of all: some kernels treat 2 and 3 differently."""
     proof = prove_rows(opened, rows[:2], is_quantised=is_quantised)
     return prove_rows(opened, rows, is_quantised=is_quantised) if proof.is_proven else proof
 
 
 def proof_rows(card: VisionCard) -> list[dict[str, Array]]:
-    """The inputs of three different generated pictures, (1, …) each."""
+    """Inputs (1, …) of three different generated pictures, by input name."""
     rows = []
     for seed in range(3):
         coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
@@ -178,7 +179,7 @@ def proof_rows(card: VisionCard) -> list[dict[str, Array]]:
 
 
 def _speeds(opened: ort.InferenceSession, row: Mapping[str, Array]) -> tuple[tuple[int, float], ...]:
-    """Rows a second by rows of a call, on one core: the fastest of the rounds that the time allows."""
+    """(batch size, rows per second) on one core: the fastest of several rounds within SPEED_BUDGET_S."""
     feeds = {rows: {name: np.repeat(array, rows, axis=0) for name, array in row.items()} for rows in _ROWS_TRIED}
     fastest: dict[int, float] = {}
     until = time.monotonic() + SPEED_BUDGET_S
@@ -194,7 +195,7 @@ def _speeds(opened: ort.InferenceSession, row: Mapping[str, Array]) -> tuple[tup
 
 
 def _best(speeds: Sequence[tuple[int, float]]) -> int:
-    """The rows of the fastest calls; larger ones only where they gain. 1 if nothing was measured."""
+    """The fastest batch size; a larger one must be faster by _GAIN. 1 if nothing was measured."""
     best = 1
     for (_, slower), (rows, faster) in pairwise(speeds):
         if faster < slower * _GAIN:
@@ -259,7 +260,7 @@ def _data_type(spec: TensorSpec) -> int:
 
 
 def model_page(name: str, inspection: Inspection, batches: Batches, origin: str) -> str:
-    """MODEL.md: origin, hash, layout, batches, and why."""
+    """The text of MODEL.md: origin, hash, layout, batches, evidence and warnings."""
     facts, recognition = inspection.facts, inspection.recognition
     rows = [
         ("origin", origin),
@@ -267,11 +268,11 @@ def model_page(name: str, inspection: Inspection, batches: Batches, origin: str)
         ("original file", f"{facts.size_bytes:,} bytes, SHA-256 `{facts.sha256}`"),
         ("made by", facts.producer or "unknown"),
         ("layout", f"`{recognition.layout}`"),
-        ("batches", batches.why + (" (the file was rewritten with a free batch)" if batches.is_freed else "")),
+        ("batches", batches.why + (" (the file was rewritten with a dynamic batch)" if batches.is_freed else "")),
     ]
     if batches.rows_per_s:
-        speeds = ", ".join(f"{rate:.0f}/s with {rows_of} a call" for rows_of, rate in batches.rows_per_s)
-        rows.append(("rows a second on one core here", speeds))
+        speeds = ", ".join(f"{rate:.0f}/s with {rows_of} per call" for rows_of, rate in batches.rows_per_s)
+        rows.append(("rows per second on one core", speeds))
     why = "\n".join(f"* {sentence}" for sentence in (*recognition.evidence, *inspection.trial.evidence))
     table = "\n".join(f"| {key} | {value.replace('|', chr(0x2758))} |" for key, value in rows)
     warnings = "\n".join(f"* {sentence}" for sentence in (*recognition.warnings, *inspection.trial.warnings))

@@ -1,4 +1,4 @@
-"""Frees the batch axis of an ONNX file whose batch is fixed to 1, and proves that its rows are independent."""
+"""Makes a fixed batch axis of 1 in an ONNX file dynamic, and tests that the rows of a batch are independent."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,27 +15,26 @@ from penstock.protocol.inference import Array
 BATCH = "batch"  # name of the freed axis
 MAX_SHAPED_BYTES = 1 << 30  # onnx's shape inference serialises the model
 RELATIVE, OF_RANGE = 1e-3, 1e-4  # allowed difference of a row in a batch, of its own value and of the largest value
-_REASON = 80  # characters of ONNX Runtime's, which may name every shape
-_STRAY_SHARE = 1e-3  # of a quantised network's values may be whole steps apart
+_REASON = 80  # characters of ONNX Runtime's message, which may be long
+_STRAY_SHARE = 1e-3  # of a quantised network's values may differ by whole steps
 
 
 class RowsProof(NamedTuple):
-    """Whether a batch equals its rows one by one. why: the sentence for the user, also if it does."""
+    """Whether a batch equals its rows run one by one. why: a sentence for the user in both cases."""
 
     is_proven: bool
     why: str
 
 
 def is_free(shapes: Mapping[str, Sequence[int | str | None]]) -> bool:
-    """Whether the first axis of all inputs or outputs is free. shapes: as in the file, names or None for free axes."""
+    """Whether the first axis of all inputs or outputs is dynamic. shapes: names or None for dynamic axes."""
     return all(len(shape) > 0 and not isinstance(shape[0], int) for shape in shapes.values())
 
 
 def free_batch(path: Path, target: Path) -> str:
-    """Writes a copy of the model whose first axis is free. Returns why it cannot be freed; empty if it was written.
+    """Writes a copy of the model with a dynamic first axis. Returns the reason if that is not possible, or "".
 
-    The graph of a batch of 1 is kept: only declared shapes, and the constant shapes of Reshape nodes change. Prove the
-    result with prove_rows.
+    Only declared shapes and constant shapes of Reshape nodes change. Test the result with prove_rows.
     """
     model = onnx.load(path)
     graph = model.graph
@@ -73,10 +72,10 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[int]]:
 
 
 def _free_reshape(graph: onnx.GraphProto, node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> str:
-    """Lets the first axis of the target shape follow the input's. Returns why it cannot; empty if it can."""
+    """Makes the first axis of the target shape follow the input's. Returns the reason if it cannot, or ""."""
     constant = _constant(graph, node.input[1])
     if constant is None:
-        return ""  # computed by the graph: the proof shows whether it follows the batch
+        return ""  # computed by the graph: prove_rows tests it
     target = numpy_helper.to_array(constant).tolist()
     if not target or target[0] != 1:
         return ""
@@ -86,7 +85,7 @@ def _free_reshape(graph: onnx.GraphProto, node: onnx.NodeProto, shapes: Mapping[
     elif -1 not in target:
         target[0] = -1
     else:
-        return f"the node {node.name!r} reshapes to {target}, which has two free axes with a free batch"
+        return f"the node {node.name!r} reshapes to {target}, which would have two dynamic axes with a dynamic batch"
     name = f"{node.input[1]}_{BATCH}_{len(graph.initializer)}"
     graph.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
     node.input[1] = name
@@ -107,9 +106,9 @@ def _constant(graph: onnx.GraphProto, name: str) -> onnx.TensorProto | None:
 
 
 def prove_rows(session: ort.InferenceSession, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
-    """Runs the rows one by one and as one batch. rows: different inputs, (1, …) each; two or more.
+    """Compares the rows run one by one with the rows in one batch. rows: two or more different inputs, (1, …) each.
 
-    is_quantised: an optimised 8-bit network may differ by whole steps in a thousandth of its values.
+    is_quantised: 8-bit networks may differ by whole steps in a thousandth of the values.
     """
     batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     names = [output.name for output in session.get_outputs()]

@@ -48,7 +48,7 @@ class CatalogueEntry:
     """A model that can be pulled. url, size_bytes and sha256 are of the model file; licence is an SPDX identifier.
 
     layout: the output layout of its card. untried: its real weights have never been decoded by this project.
-    freed_sha256: of the file with a free batch, which `pull` writes; empty if the file is served as it is.
+    freed_sha256: of the file with a dynamic batch, which `pull` writes; empty if the published file is served.
     """
 
     name: str

@@ -138,7 +138,7 @@ def _sha256(path: Path) -> str:
 
 
 def _free_batch(entry: CatalogueEntry, file: Path) -> None:
-    """Rewrites the verified file with a free batch, if the catalogue has the hash of the result. Raises PullFailed."""
+    """Makes the batch of the verified file dynamic, if the catalogue has the result's hash. Raises PullFailed."""
     if not entry.freed_sha256:
         return
     from penstock.models.batch_axis import free_batch  # imports ONNX Runtime, which other models do not need

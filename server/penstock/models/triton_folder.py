@@ -1,4 +1,4 @@
-"""A model folder in Triton's layout as a source of `models add`: its config stays, and gets a card if it has none."""
+"""Adds a model folder in Triton's layout: its config is copied, and gets a card if it has none."""
 
 import mmap
 import shutil
@@ -24,7 +24,7 @@ _NETWORK_TYPE = "network-type"
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether the folder is one model: it has a config.pbtxt or a numbered version."""
+    """Whether the folder is a model: it has a config.pbtxt or a numbered version."""
     return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(_versions(path)))
 
 
@@ -36,12 +36,12 @@ def onnx_file_of(folder: Path) -> Path:
     named = _proto(folder).default_model_filename or "model.onnx"
     path = versions[-1] / named
     if not path.is_file():
-        raise CannotAdd(f"{path} is not there: only models of ONNX files can be added")
+        raise CannotAdd(f"{path} does not exist; only ONNX models can be added")
     return path
 
 
 def has_card(folder: Path) -> bool:
-    """Whether the folder's config says how the model takes pictures."""
+    """Whether the folder's config has picture parameters."""
     return folder.is_dir() and _NETWORK_TYPE in _proto(folder).parameters
 
 
@@ -57,7 +57,7 @@ def check_files(folder: Path, *, allows_code: bool) -> None:
             if path.stat().st_size and path.suffix == ".onnx":
                 file = opened.enter_context(path.open("rb"))
                 files[name] = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            elif path.name not in _OWN_FILES:
+            elif path.name not in _TEXT_FILES:
                 files[name] = b""
         try:
             check_model(config, files, allows_code=allows_code)
@@ -66,7 +66,7 @@ def check_files(folder: Path, *, allows_code: bool) -> None:
 
 
 def fill_from_folder(staged: Path, source: Path, name: str, inspection: Inspection, *, origin: str) -> Batches:
-    """Copies the folder and completes its config. Batching stays as it is there. Raises CannotAdd."""
+    """Copies the folder and completes its config; batching is not changed. Raises CannotAdd."""
     for path in _files(source):
         target = staged / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,16 +88,16 @@ def fill_from_folder(staged: Path, source: Path, name: str, inspection: Inspecti
             own.extend(found)
     try:
         if card_from_config(config_from_proto(proto)) is None:
-            raise CannotAdd(f"{source} has no card: say what it is with --layout")
+            raise CannotAdd(f"{source} has no card: choose one with --layout")
     except InvalidRequest as error:
         raise CannotAdd(error.message) from error
     (staged / CONFIG_FILE).write_text(proto_text(proto), encoding="utf-8")
-    batches = Batches(proto.max_batch_size, f"as its {CONFIG_FILE} has it")
+    batches = Batches(proto.max_batch_size, f"as in its {CONFIG_FILE}")
     (staged / "MODEL.md").write_text(model_page(name, inspection, batches, origin), encoding="utf-8")
     return batches
 
 
-_OWN_FILES = (CONFIG_FILE, "MODEL.md", "labels.txt", "golden.json", "golden.jpg")
+_TEXT_FILES = (CONFIG_FILE, "MODEL.md", "labels.txt", "golden.json", "golden.jpg")
 
 
 def _proto(folder: Path) -> model_config_pb2.ModelConfig:
@@ -116,7 +116,7 @@ def _versions(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Regular files below. Raises CannotAdd for links, which could lead outside."""
+    """Regular files of the folder. Raises CannotAdd for links, which could lead outside."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise CannotAdd(f"{path} is a link: copy the file into the folder")

@@ -264,7 +264,7 @@ _TYPO_LIKENESS = 0.84
 
 
 def meant_by(key: str) -> str:
-    """The parameter that a misspelled key probably means; empty for a known or an unrelated key."""
+    """The nearest parameter of a misspelled key; empty for a known or an unrelated key."""
     if key in PARAMETERS:
         return ""
     plain = key.strip().lower().replace("_", "-")
