@@ -313,6 +313,7 @@ def test_an_untrue_declared_size_is_relabelled(tmp_path: Path) -> None:
     assert (found.recognition.layout, found.verdict) == ("centerface", Verdict.SERVABLE), found.reason
     assert found.recognition.input_shape == (1, 3, -1, -1)
     assert any("any size" in sentence for sentence in found.recognition.warnings)
+    assert found.recognition.output_shapes["points"] == (1, 10, -1, -1)
     added = add_model(path, "faces", AddOptions(Hints()), home=tmp_path / "home")
     session = ort.InferenceSession(added.folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
     assert session.run(None, {"input.1": numbers(1, 3, 96, 64)})[0].shape == (1, 1, 24, 16)

@@ -72,8 +72,9 @@ class Recognition:
     """The proposed card. layout: "" if none was recognised. network_type: nvinfer's number.
 
     parameters: of config.pbtxt, labels included. input_size: (height, width), None if it follows the picture.
-    input_shape: the image input's true shape where the file's is not, else (). rows_follow_batch: False if the outputs
-    have no batch axis, so that one picture a call is served. evidence: sentences, the strongest first.
+    input_shape: the image input's true shape where the file's is not, else (). output_shapes: of the outputs, then.
+    rows_follow_batch: False if the outputs have no batch axis, so that one picture a call is served. evidence:
+    sentences, the strongest first.
     """
 
     layout: str = ""
@@ -86,6 +87,7 @@ class Recognition:
     input_name: str = ""
     input_size: tuple[int, int] | None = None
     input_shape: tuple[int, ...] = ()
+    output_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     rows_follow_batch: bool = True
     evidence: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()

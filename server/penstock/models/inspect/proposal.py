@@ -19,7 +19,9 @@ def proposed_config(facts: ModelFacts, recognition: Recognition, name: str, *, m
             _spec(tensor, recognition.input_shape if tensor.name == recognition.input_name else (), max_batch_size)
             for tensor in facts.inputs
         ),
-        outputs=tuple(_spec(tensor, (), max_batch_size) for tensor in facts.outputs),
+        outputs=tuple(
+            _spec(tensor, recognition.output_shapes.get(tensor.name, ()), max_batch_size) for tensor in facts.outputs
+        ),
         parameters=recognition.parameters,
     )
 

@@ -205,11 +205,25 @@ class ModelTrial:
             questions += comparison.questions
             evidence += comparison.evidence
             warnings += comparison.warnings
-        recognition = replace(recognition, questions=(*recognition.questions, *questions))
+        recognition = replace(
+            recognition,
+            questions=(*recognition.questions, *questions),
+            output_shapes=self._true_shapes(runs[0]) if has_wrong_input_shape(self._facts, recognition) else {},
+        )
         seen = tuple(_seen(result, recognition.labels) for result in results)
         return recognition, Trial(
             names, tuple(evidence), tuple(warnings), failure=found.fault, is_decoded=True, results=seen
         )
+
+    def _true_shapes(self, run: Run) -> dict[str, tuple[int, ...]]:
+        """Shapes of the outputs of a corrected input: sides that a run did not have are free, but for the batch."""
+        found = {}
+        for output in self._facts.outputs:
+            real = run.outputs[output.name].shape
+            if differs(real, output.shape) and len(real) == len(output.shape):
+                sides = [own if own == side else -1 for own, side in zip(output.shape, real, strict=True)]
+                found[output.name] = (real[0], *sides[1:])
+        return found
 
     def _wrong_shapes(self, run: Run) -> list[str]:
         """Sentences on outputs whose shape differs from the declared one, at most four."""
