@@ -43,11 +43,11 @@ def run(request: InspectionRequest) -> Inspection:
     """The inspection, in this process. Raises UnreadableModel."""
     from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
     from penstock.models.inspect.sidecar_files import read_sidecar_files
-    from penstock.models.inspect.trial import blocking, try_model
+    from penstock.models.inspect.trial import try_model
 
     facts = read_facts(Path(request.path))
     recognition, trial = try_model(facts, request.hints, read_sidecar_files(Path(request.path)), request.pictures)
-    open_questions = blocking(recognition)
+    open_questions = recognition.blocking_questions
     if not recognition.layout and not open_questions:
         reason = "; ".join(recognition.warnings) or "its layout is not known"
         return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, reason)

@@ -93,6 +93,11 @@ class Recognition:
     questions: tuple[Question, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def blocking_questions(self) -> tuple[Question, ...]:
+        """The questions without whose answer the model cannot be served."""
+        return tuple(question for question in self.questions if question.is_blocking)
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:

@@ -10,6 +10,7 @@ from penstock.models.inspect.inspection import Hints, Question
 from penstock.models.inspect.metadata import FileMetadata
 from penstock.models.inspect.sidecar_files import SidecarFiles
 from penstock.protocol.inference import Datatype
+from penstock.vision.layouts import yolo
 
 _PIXEL_TYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
 _SIZE_TYPES = (Datatype.INT64, Datatype.INT32, Datatype.FP32)
@@ -82,10 +83,9 @@ def cell_count(size: tuple[int, int], strides: Sequence[int], *, is_rounded_up: 
 
 @lru_cache(maxsize=64)
 def anchor_counts(size: tuple[int, int], each: int) -> frozenset[int]:
-    """Rows that a network of this (height, width) can have, with `each` anchors for a cell."""
-    counts = [cell_count(size, strides) for strides in (STRIDES, P6, (4, *STRIDES), (4, *P6))]
-    counts += [cell_count(size, strides, is_rounded_up=True) for strides in (STRIDES, P6)]
-    return frozenset(each * count for count in counts) - {0}
+    """Numbers of rows that a network of this (height, width) can have, with `each` anchors per cell."""
+    rounded_up = {each * cell_count(size, strides, is_rounded_up=True) for strides in (STRIDES, P6)}
+    return (yolo.anchor_counts(size[1], size[0], (each,)) | rounded_up) - {0}
 
 
 @dataclass(frozen=True, slots=True)

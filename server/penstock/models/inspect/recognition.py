@@ -114,10 +114,10 @@ def _refusal(facts: ModelFacts) -> str:
 
 def _match(model: ModelSignature) -> LayoutMatch | None:
     layout = model.hints.layout
-    found = [match for rule in RULES if (match := rule(model)) is not None]
+    matches = (match for rule in RULES if (match := rule(model)) is not None)
     if not layout:
-        return found[0] if found else None
-    same = next((match for match in found if match.layout == layout), None)
+        return next(matches, None)
+    same = next((match for match in matches if match.layout == layout), None)
     if same is not None:
         return same
     outputs = tuple(tensor.name for tensor in model.facts.outputs)

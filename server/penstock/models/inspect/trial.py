@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.models.inspect.alternatives import Comparison, compare
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
-from penstock.models.inspect.inspection import Hints, Question, Recognition, Trial
+from penstock.models.inspect.inspection import Hints, Recognition, Trial
 from penstock.models.inspect.model_signature import anchor_counts
 from penstock.models.inspect.output_checks import Correction, OutputCheck, TrialOutputs, check_outputs
 from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
@@ -320,8 +320,3 @@ def _seen(result: VisionResult, labels: tuple[str, ...]) -> str:
         names = [labels[number] if number < len(labels) else str(number) for number in result.class_id[:5].tolist()]
         return f"{len(result.class_id)} classes: {', '.join(names)}"
     return f"depth from {float(result.values.min()):.3g} to {float(result.values.max()):.3g}"
-
-
-def blocking(recognition: Recognition) -> tuple[Question, ...]:
-    """The questions without whose answer the model is not servable."""
-    return tuple(question for question in recognition.questions if question.is_blocking)
