@@ -69,10 +69,10 @@ def add(home: Path, file: Path, name: str, *flags: str) -> None:
 def start_added(home: Path, engine: str, source: Path) -> RunningStack:
     """A stack of that engine, with the models that were added to the home `source`.
 
-    Batches of eight, whatever was the fastest size where they were added.
+    Batches of eight, whatever was the fastest size where they were added, and time for a busy machine.
     """
     shutil.copytree(source / "models", home / "models")
-    batching = [word for name in MADE for word in ("--batching", f"{name}=gateway,max_batch_size=8")]
+    batching = [word for name in MADE for word in ("--batching", f"{name}=gateway,max_batch_size=8,slo_p99_ms=60000")]
     return start_stack(home, "--engine", engine, "--models", ",".join((*MADE, *ULTRALYTICS)), *batching)
 
 

@@ -1,5 +1,6 @@
 """Writes the folder of an added model: config.pbtxt with its card, labels, MODEL.md, and the tested file."""
 
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ MAX_ROWS = 8  # max_batch_size of models that passed the batch test
 INSTANCES = 2
 ADDED_BY = "added_by"  # parameter of config.pbtxt: the command that wrote the folder
 SPEED_BUDGET_S = 3.0
+LEAST_SLO_MS, SLO_CALLS = 2000, 8  # of the default slo_p99_ms
 _ROWS_TRIED, _ROUNDS = (1, 2, 4, 8), 5
 _PROOF_SIZE = (480, 640)  # height, width of the generated pictures
 _GAIN = 1.1  # a larger batch must be faster by this factor, as measurements vary by a tenth
@@ -205,18 +207,33 @@ def _best(speeds: Sequence[tuple[int, float]]) -> int:
 
 
 def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
-    parameters = {"intra_op_thread_count": "1", **config.parameters, ADDED_BY: "penstock models add"}
+    usual = {"intra_op_thread_count": "1"}
+    if batches.rows_per_s:
+        usual |= {
+            "batch_owner": "gateway",
+            "max_batch_size": str(batches.best_rows),
+            "slo_p99_ms": str(default_slo_ms(batches.rows_per_s)),
+        }
+    parameters = {**usual, **config.parameters, ADDED_BY: "penstock models add"}
     if not batches.max_rows:
         one = tuple(replace(spec, shape=(1, *spec.shape[1:])) for spec in config.inputs if spec.shape)
         return replace(config, inputs=one, parameters=parameters)
-    batched = {"batch_owner": "gateway", "max_batch_size": str(batches.best_rows)} if batches.rows_per_s else {}
     return replace(
         config,
         max_batch_size=batches.max_rows,
         inputs=tuple(replace(spec, shape=spec.shape[1:]) for spec in config.inputs),
         outputs=tuple(replace(spec, shape=spec.shape[1:]) for spec in config.outputs),
-        parameters=parameters | batched,
+        parameters=parameters,
     )
+
+
+def default_slo_ms(rows_per_s: Sequence[tuple[int, float]]) -> int:
+    """Deadline of requests that have none: 2 s, or the time of eight of the largest calls on one core if it is longer.
+
+    Without one, a queue of up to 1,024 requests delays all answers by many seconds under overload. rows_per_s: by rows.
+    """
+    largest_s = MAX_ROWS / rows_per_s[-1][1]
+    return max(LEAST_SLO_MS, 100 * math.ceil(10 * SLO_CALLS * largest_s))
 
 
 def config_text(config: ModelConfig) -> str:

@@ -1,6 +1,7 @@
 """A model file becomes a folder that an engine serves, or nothing changes."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from penstock.engines.config_pbtxt import read_config
 from penstock.models.add import AddOptions, NotServable, add_model, check_name, name_from, remove_model, was_added
-from penstock.models.added_folder import CannotAdd, config_text
+from penstock.models.added_folder import CannotAdd, config_text, default_slo_ms
 from penstock.models.inspect.inspection import Hints
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype
@@ -60,9 +61,24 @@ def test_added_model_has_a_card_proven_batches_and_its_origin(
     card = card_from_config(config)
     assert card is not None
     assert (config.max_batch_size, config.inputs[0].shape, card.layout.name) == (8, (3, 64, 64), "yolox")
-    assert config.parameters["batch_owner"] == "gateway"
+    assert (config.parameters["batch_owner"], config.parameters["slo_p99_ms"]) == ("gateway", "2000")
     assert hashlib.sha256(source.read_bytes()).hexdigest() in (added.folder / "MODEL.md").read_text()
     assert was_added(added.folder)
+
+
+def test_batching_options_that_the_user_gives_win(tmp_path: Path) -> None:
+    """--parameter slo_p99_ms=50 is not replaced by the default."""
+    own = {"slo_p99_ms": "50", "max_batch_size": "3"}
+    options = AddOptions(replace(OPTIONS.hints, parameters=own))
+    added = add_model(write_yolox(tmp_path / "m.onnx"), "m", options, home=tmp_path)
+    parameters = read_config(added.folder / "config.pbtxt").parameters
+    assert {name: parameters[name] for name in own} == own
+
+
+def test_default_deadline_gives_slow_models_more_time() -> None:
+    """Two seconds, or eight of the largest calls."""
+    assert default_slo_ms(((1, 400.0), (8, 500.0))) == 2000
+    assert default_slo_ms(((1, 2.5), (2, 3.2))) == 20_000
 
 
 def test_model_whose_rows_depend_on_each_other_takes_one_picture_a_call(tmp_path: Path) -> None:
