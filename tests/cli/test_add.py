@@ -131,3 +131,30 @@ def test_model_with_a_name_that_is_taken_is_not_added_without_replace(penstock: 
         assert penstock("models", "add", source, *FLAGS, "--no-load", *words).exit_code == code
     answer = penstock("models", "add", source, *FLAGS, "--no-load", "--name", "people", "--replace")
     assert (answer.exit_code, "choose another with --name" in answer.stderr) == (1, True)
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("models", "remove", LONG), "cannot be a model's name"),
+        (("models", "add", LONG), "cannot be a file's name here"),
+        (("models", "add", os.fsdecode(b"\xff.onnx")), "cannot be a file's name here"),
+        (("models", "add", "FILE", "--input-size", LONG), "--input-size"),
+        (("models", "add", "FILE", "--skeleton", f"{LONG}-1"), "--skeleton"),
+        (("models", "add", "FILE", "--skeleton", "\u00b2-1"), "--skeleton"),
+        (("models", "add", "FILE", "--labels", LONG), "--labels: there is no file"),
+        (("models", "add", "FILE", "--picture", LONG), "--picture: there is no file"),
+    ],
+)
+def test_word_of_any_length_or_letters_is_one_sentence(
+    penstock: Call, tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    """Names that no file can have, and numbers that Python does not convert."""
+    source = write_yolox(tmp_path / "m.onnx")
+    answer = penstock(*(source if word == "FILE" else word for word in words))
+    assert answer.exit_code in (1, 2)
+    assert why in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1

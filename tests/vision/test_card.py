@@ -318,3 +318,33 @@ def test_class_id_that_no_array_holds_is_refused(ids: str) -> None:
     """Before a table of that size is made."""
     with pytest.raises(InvalidRequest, match="holds a number over 2147483647"):
         card({"network-type": "0", "class-ids": f"1;{ids}"})
+
+
+DIGITS = "9" * 5000  # more than Python converts
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shape", "sentence"),
+    [
+        ({"class-thresholds": f"{DIGITS}:0.5"}, (3, 64, 64), "holds a number over 2147483647"),
+        ({"class-thresholds": "²:0.5"}, (3, 64, 64), "is not CLASS:NUMBER"),
+        ({"skeleton": f"{DIGITS}-1", "keypoint-shape": "17;3"}, (3, 64, 64), "holds a number over 2147483647"),
+        ({"skeleton": "0-1;" * 1001, "keypoint-shape": "17;3"}, (3, 64, 64), r"has 1001 pairs \(limit 1000\)"),
+        ({"class-ids": DIGITS}, (3, 64, 64), "holds a number over 2147483647"),
+        ({"topk": "1" + "0" * 30}, (3, 64, 64), "is over 2147483647"),
+        ({"min-side": "1000000000"}, (3, -1, -1), "is over 8192"),
+        ({"size-multiple": "1000000000"}, (3, -1, -1), "is over 8192"),
+        ({"min-width": "1000000000"}, (3, 48, -1), "is over 32768"),
+        ({"max-side": "1000000000"}, (3, -1, -1), "is over 67108864"),
+        ({"infer-dims": "3;1000000;1000000"}, (3, -1, -1), "makes pictures of 1000000x1000000 pixels"),
+        ({"infer-dims": "3;1e30;1e30"}, (3, -1, -1), "makes pictures of"),
+        ({}, (3, 1_000_000, 1_000_000), "makes pictures of 1000000x1000000 pixels"),
+    ],
+)
+def test_huge_numbers_are_refused_in_a_short_sentence(
+    parameters: Mapping[str, str], shape: tuple[int, ...], sentence: str
+) -> None:
+    """A card that no picture could be prepared for is refused when it is read, not with every picture."""
+    with pytest.raises(InvalidRequest, match=sentence) as refused:
+        card({"network-type": "0", **parameters}, shape=shape)
+    assert len(refused.value.message) < 500

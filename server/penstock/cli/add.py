@@ -30,6 +30,7 @@ from penstock.protocol.errors import InferenceError
 if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group need not
     from penstock.models.add import AddedModel, AddOptions
 
+_MAX_SHOWN = 200  # characters of a wrong file name
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE…", help="ONNX files, folders of them, or Triton model folders")
 ]
@@ -125,16 +126,19 @@ def remove(
     home: Home = None,
 ) -> None:
     """Unload a model from the running gateway, and remove its folder."""
-    from penstock.models.add import remove_model
+    from penstock.models.add import check_name, remove_model
 
     settings = settings_or_fail(home)
     gateway = gateway_of(url, api_key)
     try:
+        check_name(name)
         folder = repository_of(settings.home_path) / name
         if folder.is_dir():
             gateway.unload(name)
     except GatewayUnreachable:
         pass
+    except CatalogueError as error:
+        fail(str(error), code=1)
     except GatewayError as error:
         print_failure(f"{name} is not unloaded at {gateway.url}: {error}")
     try:
@@ -151,6 +155,8 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
 
     found: list[Path] = []
     for path in files:
+        if _is_bad_name(path):
+            fail(f"{ascii(str(path))[:_MAX_SHOWN]} cannot be a file's name here: it is too long or not UTF-8")
         if is_model_folder(path):
             found.append(path)
         elif path.is_dir():
@@ -170,6 +176,16 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
         if twin is not None:
             fail(f"{path} and {twin} would both be the model {own!r}: add one of them with --name")
     return named
+
+
+def _is_bad_name(path: Path) -> bool:
+    """Whether the file system has no such names, or no message can hold it."""
+    try:
+        str(path).encode()
+        path.exists()
+    except (OSError, UnicodeEncodeError):
+        return True
+    return False
 
 
 def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:

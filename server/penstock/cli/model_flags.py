@@ -77,7 +77,7 @@ class ModelFlags:
     def pictures(self) -> tuple[Path, ...]:
         """Paths of the pictures. Ends the command if one is missing."""
         for path in self.picture or []:
-            if not path.is_file():
+            if not _is_file(path):
                 fail(f"--picture: there is no file {path}")
         return tuple(self.picture or [])
 
@@ -132,16 +132,20 @@ def _size(text: str) -> tuple[int, int] | None:
         return None
     width, _, height = text.lower().partition("x")
     sides = (height or width, width)
-    if not all(side.isascii() and side.isdigit() and 0 < int(side) <= MAX_SIDE for side in sides):
+    if not all(_is_short_number(side) and 0 < int(side) <= MAX_SIDE for side in sides):
         fail(f"--input-size {text!r} should be a width, or a width and a height, such as 640 or 640x480")
     return int(sides[0]), int(sides[1])
+
+
+def _is_short_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def _labels(text: str) -> tuple[tuple[str, ...], str]:
     if not text:
         return (), ""
     path = Path(text)
-    if ";" in text or not path.is_file():
+    if ";" in text or not _is_file(path):
         if ";" not in text:
             fail(f"--labels: there is no file {text}; give a file with one label per line, or a;b;c")
         return _names(text), "--labels"
@@ -152,6 +156,13 @@ def _labels(text: str) -> tuple[tuple[str, ...], str]:
     except (OSError, UnicodeDecodeError) as error:
         fail(f"--labels: {path} cannot be read as UTF-8 text: {error}")
     return tuple(line.strip().replace(";", ",") for line in lines if line.strip()), str(path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long
+        return False
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -174,7 +185,7 @@ def _pairs(text: str) -> tuple[tuple[int, int], ...]:
     found = []
     for part in _names(text):
         one, _, other = part.partition("-")
-        if not (one.isdigit() and other.isdigit()):
+        if not (_is_short_number(one) and _is_short_number(other)):
             fail(f"--skeleton {text!r} should be pairs of keypoint numbers, such as 0-1;1-2")
         found.append((int(one), int(other)))
     return tuple(found)

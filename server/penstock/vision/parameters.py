@@ -14,6 +14,8 @@ from penstock.protocol.errors import InvalidRequest
 
 _Choice = TypeVar("_Choice", bound=IntEnum)
 _LARGEST = (1 << 31) - 1
+_MAX_PAIRS = 1000  # each is a line in every drawing of an object
+_MAX_SHOWN = 300  # characters of a value in an error
 _FLAGS = {"0": False, "1": True, "false": False, "true": True, "off": False, "on": True}
 
 
@@ -26,7 +28,9 @@ class Parameters:
 
     def refusal(self, key: str, what: str) -> InvalidRequest:
         """The error for a key. what: the rest of the sentence."""
-        text = f" = {self.values[key]!r}" if key in self.values else ""
+        value = self.values.get(key, "")
+        shown = repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}…"
+        text = f" = {shown}" if key in self.values else ""
         return InvalidRequest(f"model {self.model_name!r}: parameter {key!r}{text} {what}")
 
     def choice(self, key: str, kind: type[_Choice], default: _Choice) -> _Choice:
@@ -69,8 +73,8 @@ class Parameters:
             raise self.refusal(key, "is not between 0 and 1")
         return number
 
-    def count(self, key: str, default: int, *, least: int = 1) -> int:
-        """An integer of at least `least`, but not 0."""
+    def count(self, key: str, default: int, *, least: int = 1, most: int = _LARGEST) -> int:
+        """An integer from `least` to `most`, but not 0."""
         text = self._text(key)
         if text is None:
             return default
@@ -80,6 +84,8 @@ class Parameters:
             raise self.refusal(key, "is not a whole number") from None
         if number < least or number == 0:
             raise self.refusal(key, "must be 1 or more" + (", or -1 for no limit" if least == -1 else ""))
+        if number > most:
+            raise self.refusal(key, f"is over {most}")
         return number
 
     def numbers(self, key: str, *, count: int, default: float) -> tuple[float, ...]:
@@ -100,11 +106,10 @@ class Parameters:
     def whole_numbers(self, key: str) -> tuple[int, ...]:
         """Whole numbers of 0 or more, separated by semicolons; empty if absent."""
         parts = [part.strip() for part in (self._text(key) or "").split(";") if part.strip()]
-        if not all(part.isascii() and part.isdigit() for part in parts):
-            raise self.refusal(key, "holds what is not a whole number of 0 or more; separate them by ';'")
-        if any(len(part) > len(str(_LARGEST)) or int(part) > _LARGEST for part in parts):
-            raise self.refusal(key, f"holds a number over {_LARGEST}")
-        return tuple(map(int, parts))
+        return tuple(
+            self._whole(key, part, "holds what is not a whole number of 0 or more; separate them by ';'")
+            for part in parts
+        )
 
     def class_shares(self, key: str) -> tuple[tuple[int, float], ...]:
         """Numbers from 0 to 1 by class id, `0:0.5;3:0.25`."""
@@ -113,12 +118,13 @@ class Parameters:
             class_id, separator, share = (word.strip() for word in part.partition(":"))
             if not part.strip():
                 continue
-            if not separator or not (class_id.isascii() and class_id.isdigit()):
-                raise self.refusal(key, "is not CLASS:NUMBER;CLASS:NUMBER, such as 0:0.5;3:0.25")
+            wanted = "is not CLASS:NUMBER;CLASS:NUMBER, such as 0:0.5;3:0.25"
+            if not separator:
+                raise self.refusal(key, wanted)
             number = self._finite(key, share)
             if not 0.0 <= number <= 1.0:
                 raise self.refusal(key, "holds a number that is not between 0 and 1")
-            found.append((int(class_id), number))
+            found.append((self._whole(key, class_id, wanted), number))
         return tuple(found)
 
     def pairs(self, key: str, *, below: int) -> tuple[tuple[int, int], ...]:
@@ -128,10 +134,22 @@ class Parameters:
             if not part.strip():
                 continue
             one, _, other = (word.strip() for word in part.partition("-"))
-            if not all(word.isascii() and word.isdigit() and int(word) < below for word in (one, other)):
-                raise self.refusal(key, f"is not FROM-TO;FROM-TO, with numbers from 0 to {below - 1}")
-            found.append((int(one), int(other)))
+            wanted = f"is not FROM-TO;FROM-TO, with numbers from 0 to {below - 1}"
+            pair = self._whole(key, one, wanted), self._whole(key, other, wanted)
+            if max(pair) >= below:
+                raise self.refusal(key, wanted)
+            found.append(pair)
+        if len(found) > _MAX_PAIRS:
+            raise self.refusal(key, f"has {len(found)} pairs (limit {_MAX_PAIRS})")
         return tuple(found)
+
+    def _whole(self, key: str, text: str, wanted: str) -> int:
+        """wanted: the rest of the sentence if text is no whole number."""
+        if not (text.isascii() and text.isdigit()):
+            raise self.refusal(key, wanted)
+        if len(text) > len(str(_LARGEST)) or int(text) > _LARGEST:
+            raise self.refusal(key, f"holds a number over {_LARGEST}")
+        return int(text)
 
     def _text(self, key: str) -> str | None:
         text = self.values.get(key)
@@ -210,9 +228,12 @@ PARAMETERS = {
         "none; 4000 with `min-side`; 3200 if only W is -1",
     ),
     "min-side": ParameterDoc(
-        "pixels; only for inputs of variable size: pictures whose shorter side is smaller are enlarged", "none"
+        "pixels, at most 8192; only for inputs of variable size: pictures whose shorter side is smaller are enlarged",
+        "none",
     ),
-    "size-multiple": ParameterDoc("only for inputs of variable size: both sides become multiples of it", "1"),
+    "size-multiple": ParameterDoc(
+        "at most 8192; only for inputs of variable size: both sides become multiples of it", "1"
+    ),
     "min-width": ParameterDoc(
         "pixels; only for inputs of given H and variable W: narrower pictures are padded at the right", "none"
     ),

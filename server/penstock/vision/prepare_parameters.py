@@ -8,6 +8,8 @@ from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMod
 
 MAX_PIXEL = 255
 _MOST_SIDE, _MOST_WIDTH = 4000, 3200  # of enlarged pictures, and of text lines: PP-OCR's limits
+_MAX_PIXELS, _MAX_SIDE = 1 << 26, 1 << 15  # of a network's picture, as `models inspect` has them
+_MAX_ENLARGED_SIDE = 8192  # of min-side and size-multiple: a picture of 1 x 1 pixel becomes a square of it
 _MOST_ENLARGED = 4  # a larger resize is costly and leaves less than a sixteenth of the picture
 
 
@@ -25,6 +27,7 @@ def read_prepare_spec(parameters: Parameters, image_input: TensorSpec, *, is_rel
     layout = parameters.choice("network-input-order", InputOrder, InputOrder.NCHW)
     width, height = _network_size(parameters, spec, color, layout)
     fit = _fit(parameters, width, height)
+    is_kept = fit is ResizeMode.KEEP
     scale = parameters.number("net-scale-factor", 1.0)
     offsets = _per_channel(parameters, "offsets", color, 0.0)
     factors = _per_channel(parameters, "channel-scale-factors", color, 1.0)
@@ -45,13 +48,13 @@ def read_prepare_spec(parameters: Parameters, image_input: TensorSpec, *, is_rel
         scale=scale,
         offsets=offsets,
         channel_factors=factors,
-        max_side=_of_variable_size(parameters, "max-side", _most(parameters, fit), is_variable=width == 0),
+        max_side=_of_variable_size(parameters, "max-side", _most(parameters, fit), _MAX_PIXELS, is_variable=width == 0),
         has_scaled_decode=parameters.flag("scaled-decode"),
         shorter_side=_shorter_side(parameters, max(width, height)) if fit is ResizeMode.CROP else 0,
         pad_value=_padding_value(parameters, fit),
-        min_side=_of_variable_size(parameters, "min-side", 0, is_variable=fit is ResizeMode.KEEP),
-        size_multiple=_of_variable_size(parameters, "size-multiple", 1, is_variable=fit is ResizeMode.KEEP),
-        min_width=_of_variable_size(parameters, "min-width", 0, is_variable=fit is ResizeMode.FIT_HEIGHT),
+        min_side=_of_variable_size(parameters, "min-side", 0, _MAX_ENLARGED_SIDE, is_variable=is_kept),
+        size_multiple=_of_variable_size(parameters, "size-multiple", 1, _MAX_ENLARGED_SIDE, is_variable=is_kept),
+        min_width=_of_variable_size(parameters, "min-width", 0, _MAX_SIDE, is_variable=fit is ResizeMode.FIT_HEIGHT),
     )
 
 
@@ -68,7 +71,8 @@ def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
             raise parameters.refusal(key, "does not go with image-decoder engine; leave it out")
     channels = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB).channels
     sides = parameters.numbers("infer-dims", count=3, default=0.0)
-    if sides[0] != channels or any(side < 1 or side != int(side) for side in sides):
+    is_small = max(sides) <= _MAX_SIDE and sides[1] * sides[2] <= _MAX_PIXELS
+    if sides[0] != channels or not is_small or any(side < 1 or side != int(side) for side in sides):
         expected = f"is not {channels};H;W, the network's size in pixels, which image-decoder engine needs"
         raise parameters.refusal("infer-dims", expected)
     return TensorSpec(name, Datatype.FP32, tuple(int(side) for side in sides))
@@ -85,6 +89,11 @@ def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, 
         channels, height, width = shape if layout is InputOrder.NCHW else (shape[2], shape[0], shape[1])
         width, height = _stated_size(parameters, color, width, height)
         if channels == color.channels and (height == width == -1 or (height > 0 and (width > 0 or width == -1))):
+            if max(width, height) > _MAX_SIDE or width * height > _MAX_PIXELS:
+                raise parameters.refusal(
+                    "infer-dims" if "infer-dims" in parameters.values else "network-type",
+                    f"makes pictures of {width}x{height} pixels (limit {_MAX_PIXELS}, {_MAX_SIDE} a side)",
+                )
             return max(width, 0), max(height, 0)
     expected = f"[{color.channels}, H, W]" if layout is InputOrder.NCHW else f"[H, W, {color.channels}]"
     refusal = parameters.refusal(
@@ -149,8 +158,8 @@ def _most(parameters: Parameters, fit: ResizeMode) -> int:
     return _MOST_SIDE if "min-side" in parameters.values else 0
 
 
-def _of_variable_size(parameters: Parameters, key: str, default: int, *, is_variable: bool) -> int:
-    number = parameters.count(key, default)
+def _of_variable_size(parameters: Parameters, key: str, default: int, most: int, *, is_variable: bool) -> int:
+    number = parameters.count(key, default, most=most)
     if key in parameters.values and not is_variable:
         raise parameters.refusal(key, "is for inputs of variable size (H and W -1, or W -1 for widths)")
     return number

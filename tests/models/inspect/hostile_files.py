@@ -116,6 +116,14 @@ def cyclic() -> bytes:
     return _model([*nodes, helper.make_node("Relu", ["b"], ["out"])], []).SerializeToString()
 
 
+def without_outputs() -> bytes:
+    """A detector with 300 operators that make nothing."""
+    model = onnx.ModelProto.FromString(convolution())
+    for _ in range(300):
+        model.graph.node.add(op_type="Relu", input=["images"])
+    return model.SerializeToString()
+
+
 def external(location: str) -> bytes:
     """Weights in another file."""
     weights = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "w")
@@ -148,6 +156,7 @@ MADE: dict[str, Callable[[], bytes]] = {
     "huge ids": lambda: hostile_metadata("{10**9: 'a', 99999999: 'b'}"),
     "names that are no text": lambda: convolution().replace(b"Conv", b"\xff\xfeo\xdd"),
     "metadata that is no text": lambda: hostile_metadata("['name']").replace(b"['name']", b"['\xffame']"),
+    "operators without outputs": without_outputs,
     "no input": lambda: helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString(),
 }
 

@@ -1,6 +1,7 @@
 """Damaged and malicious files: one sentence each, in bounded memory and time; the caller's process is never touched."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def test_a_malicious_file_is_one_sentence(tmp_path: Path, name: str) -> None:
     assert ended
     assert "\n" not in ended
     assert "Traceback" not in ended
+    assert "ended with 1" not in ended, "an exception was not foreseen"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,14 @@ def test_the_sentence_names_the_fault(tmp_path: Path, name: str, sentence: str) 
     ended = ending(path)
     assert sentence in ended
     assert str(path) in ended
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """No message holds such a name, so the sentence shows it escaped."""
+    path = tmp_path / os.fsdecode(b"model\xff.onnx")
+    path.write_bytes(b"x")
+    with pytest.raises(UnreadableModel, match=r"udcff.* is no UTF-8 text"):
+        inspect_file(path)
 
 
 def test_a_slow_inspection_is_stopped(tmp_path: Path) -> None:

@@ -71,12 +71,28 @@ def test_roboflows_inference_config_settles_the_preprocessing(tmp_path: Path) ->
     assert asked(inspected(path)) == []
 
 
-@pytest.mark.parametrize("text", ["[", "[]", '{"network_input": 3}', '{"network_input": {"scaling_factor": 1e999}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "[]",
+        '{"network_input": 3}',
+        '{"network_input": {"scaling_factor": 1e999}}',
+        '{"network_input": {"scaling_factor": 1e-320}}',
+        '{"network_input": {"scaling_factor": 1%s}}' % ("0" * 400),
+    ],
+)
 def test_a_malformed_file_beside_is_as_if_absent(tmp_path: Path, text: str) -> None:
     """Its values are bounded, and nothing of it is needed."""
     (tmp_path / "inference_config.json").write_text(text)
     hints = read_sidecar_files(tmp_path / "best.onnx").hints
     assert hints in (Hints(), Hints(scale=1.0))
+
+
+def test_a_yaml_with_a_digit_that_is_no_number_is_as_if_absent(tmp_path: Path) -> None:
+    """A superscript is a digit to Python, and not a number."""
+    (tmp_path / "best.yaml").write_text("names:\n  \u00b2: cat\n")
+    assert read_sidecar_files(tmp_path / "best.onnx").labels == ()
 
 
 def test_labels_of_another_model_are_not_used(tmp_path: Path) -> None:

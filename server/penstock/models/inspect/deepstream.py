@@ -132,12 +132,14 @@ def _classes(
     """Card parameters of the class sections, and what is not used."""
     found: dict[str, str] = {}
     unused: list[str] = []
-    own = {name: _share(path, section, "pre-cluster-threshold") for name, section in classes.items() if name.isdigit()}
+    own = {
+        name: _share(path, section, "pre-cluster-threshold") for name, section in classes.items() if name.isdecimal()
+    }
     thresholds = [f"{name}:{share:g}" for name, share in own.items() if share is not None]
     if thresholds:
         found["class-thresholds"] = ";".join(thresholds)
     topk = classes.get("all", {}).get("topk", "")
-    if topk.isdigit() and int(topk) > 0:
+    if topk.isdecimal() and len(topk) < 10 and int(topk) > 0:
         found["topk"] = topk
     threshold = _share(path, properties, "classifier-threshold")
     if threshold is not None and properties.get("network-type") == "1":

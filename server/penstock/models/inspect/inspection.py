@@ -175,7 +175,7 @@ def inspect_file(
     """
     limits = limits or Limits()
     size_bytes = checked_size(path, limits)
-    request = InspectionRequest(str(path), hints or Hints(), limits, tuple(map(str, pictures)))
+    request = InspectionRequest(_text_of(path), hints or Hints(), limits, tuple(map(_text_of, pictures)))
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "penstock.models.inspect.child", str(os.getpid())],
@@ -196,6 +196,14 @@ def inspect_file(
     if reply.inspection is None:
         raise UnreadableModel(reply.problem)
     return reply.inspection
+
+
+def _text_of(path: Path) -> str:
+    """Raises UnreadableModel for a name that no message can hold."""
+    text = str(path)
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise UnreadableModel(f"the name {text!a} is no UTF-8 text; rename the file")
+    return text
 
 
 def checked_size(path: Path, limits: Limits) -> int:

@@ -69,7 +69,7 @@ def _labels_of_yaml(text: str) -> tuple[str, ...]:
         number, separator, name = entry.partition(":")
         if entry.startswith("- "):
             by_id[len(by_id)] = entry[2:].strip(" '\"")
-        elif separator and number.strip().isdigit() and len(number) < 6:
+        elif separator and number.strip().isdecimal() and len(number) < 6:
             by_id[int(number)] = name.strip(" '\"")
     return labels_of(by_id)
 

@@ -170,23 +170,24 @@ def _tensor(path: Path, value: onnx.ValueInfoProto) -> TensorFacts:
 
 def _producers(path: Path, graph: onnx.GraphProto, known: set[str]) -> dict[str, onnx.NodeProto]:
     """The node of each tensor. Raises UnreadableModel for a cycle, or a tensor that nothing makes."""
-    producers = {name: node for node in graph.node for name in node.output if name}
-    waiting = {id(node): len({name for name in node.input if name in producers}) for node in graph.node}
-    users: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in {name for name in node.input if name in producers}:
-            users.setdefault(name, []).append(node)
-    ready = deque(node for node in graph.node if not waiting[id(node)])
+    nodes = list(graph.node)
+    producers = {name: node for node in nodes for name in node.output if name}
+    sources = [{name for name in node.input if name in producers} for node in nodes]
+    waiting = [len(names) for names in sources]
+    users: dict[str, list[int]] = {}
+    for number, names in enumerate(sources):
+        for name in names:
+            users.setdefault(name, []).append(number)
+    ready = deque(number for number, count in enumerate(waiting) if not count)
     done = 0
     while ready:
-        node = ready.popleft()
         done += 1
-        for user in (user for name in node.output for user in users.get(name, ())):
-            waiting[id(user)] -= 1
-            if not waiting[id(user)]:
+        for user in (user for name in set(nodes[ready.popleft()].output) for user in users.get(name, ())):
+            waiting[user] -= 1
+            if not waiting[user]:
                 ready.append(user)
-    if done < len(graph.node):
-        raise UnreadableModel(f"{path} has a graph with a cycle through {len(graph.node) - done} operators")
+    if done < len(nodes):
+        raise UnreadableModel(f"{path} has a graph with a cycle through {len(nodes) - done} operators")
     for value in graph.output:
         if value.name not in producers and value.name not in known:
             raise UnreadableModel(f"{path}: no operator makes the output {value.name!r}; the file is damaged")

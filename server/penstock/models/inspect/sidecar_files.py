@@ -1,7 +1,6 @@
 """Reads the files beside a model: labels, and the preprocessing that Roboflow exports."""
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.labels import labels_of_file
 
 _MAX_BYTES = 1 << 20
+_LEAST_DIVISOR = 1e-6
 _LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "coco.names", "obj.names")
 _EDGES = {"Fit (black edges) in": 0.0, "Fit (white edges) in": 255.0, "Fit (grey edges) in": 114.0}
 _RESIZES = {"stretch": "squash", "letterbox": "letterbox", "center-crop": "crop"}
@@ -68,7 +68,7 @@ def _of_inference_config(config: dict[str, Any]) -> Hints | None:
     return Hints(
         input_size=(sides[0], sides[1]) if len(sides) == 2 and all(map(_is_side, sides)) else None,
         color=str(network.get("color_mode")) if network.get("color_mode") in ("rgb", "bgr") else "",
-        scale=1.0 / divisor if _is_number(divisor) and divisor > 0 else 1.0,
+        scale=1.0 / divisor if _is_number(divisor) and divisor > _LEAST_DIVISOR else 1.0,
         mean=mean,
         std=std,
         resize=_RESIZES.get(str(network.get("resize_mode")), ""),
@@ -102,7 +102,7 @@ def _normalization(value: object) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e6
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e6  # not NaN
 
 
 def _is_side(value: object) -> bool:
