@@ -143,16 +143,16 @@ def test_card_reads_the_network_size_from_the_input(
         ("network-input-order", "CHW", "0 or nchw, 1 or nhwc"),
         ("net-scale-factor", "1/255", "not a number"),
         ("net-scale-factor", "nan", "not a number"),
-        ("net-scale-factor", "0", "leaves nothing"),
+        ("net-scale-factor", "0", "must not be 0"),
         ("offsets", "1;2", "has 2 numbers; 3 are needed"),
         ("offsets", "1;2;x", "not a number"),
-        ("channel-scale-factors", "1;0;1", "leaves nothing"),
+        ("channel-scale-factors", "1;0;1", "must not have a 0"),
         ("maintain-aspect-ratio", "yes", "0, 1, false, true, off, on"),
         ("scaling-filter", "lanczos", "nearest, .*bilinear, .*area, .*cubic"),
         ("resize-shorter-side", "639", "between the network's 640 pixels and 2560"),
         ("resize-shorter-side", "2561", "between the network's 640 pixels and 2560"),
         ("max-side", "640", "variable size"),
-        ("max-side", "many", "whole number"),
+        ("max-side", "many", "integer"),
         ("scaled-decode", "2", "off, on"),
         ("parse-bbox-func-name", "NvDsInferParseYolo", "boxes, .*fastestdet"),
         ("pre-cluster-threshold", "1.5", "between 0 and 1"),
@@ -247,9 +247,9 @@ def test_card_of_a_model_that_decodes_says_what_its_instances_make_of_a_picture(
         ("infer-dims", "1;224;224", "is not 3;H;W, the network's size in pixels"),
         ("infer-dims", "3;224;22.5", "is not 3;H;W"),
         ("infer-dims", "3;0;224", "is not 3;H;W"),
-        ("network-input-order", "NHWC", "does not go with image-decoder engine; leave it out"),
-        ("scaling-filter", "area", "does not go with image-decoder engine"),
-        ("scaled-decode", "1", "does not go with image-decoder engine"),
+        ("network-input-order", "NHWC", "cannot be combined with image-decoder engine; leave it out"),
+        ("scaling-filter", "area", "cannot be combined with image-decoder engine"),
+        ("scaled-decode", "1", "cannot be combined with image-decoder engine"),
         ("max-side", "640", "variable size"),
         ("resize-shorter-side", "100", "between the network's 256 pixels"),
     ],
@@ -288,7 +288,7 @@ def test_card_has_the_input_that_takes_the_pictures_size(datatype: Datatype, sha
 @pytest.mark.parametrize(
     ("words", "size", "sentence"),
     [
-        ({"image-size-input": "sizes"}, (2,), r"'sizes' is no input of the model \(inputs: 'input.1', 'size'\)"),
+        ({"image-size-input": "sizes"}, (2,), r"'sizes' is not an input of the model \(inputs: 'input.1', 'size'\)"),
         ({"image-size-input": "size"}, (3,), "2 values, width and height; it is INT64 of \\[3\\]"),
         ({"image-size-input": "size"}, (1, 1, 2), "2 values, width and height"),
         ({}, (2,), "name it by image-size-input"),
@@ -316,7 +316,7 @@ def test_layout_whose_rows_are_no_batch_is_refused_with_batches() -> None:
 @pytest.mark.parametrize("ids", ["3000000000", "9" * 5000])
 def test_class_id_that_no_array_holds_is_refused(ids: str) -> None:
     """Before a table of that size is made."""
-    with pytest.raises(InvalidRequest, match="holds a number over 2147483647"):
+    with pytest.raises(InvalidRequest, match="has a number over 2147483647"):
         card({"network-type": "0", "class-ids": f"1;{ids}"})
 
 

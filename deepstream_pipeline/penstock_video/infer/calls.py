@@ -281,9 +281,9 @@ def refusal_of(network: Network, row: Row) -> str:
     if row.dtype != network.row_dtype or row.ndim != 3:
         return f"a row of {network.name} is {network.row_dtype} with three axes, not {row.dtype} of {list(row.shape)}"
     channels, height, width = row.shape if spec.layout is InputOrder.NCHW else (row.shape[2], *row.shape[:2])
-    wanted = (spec.width or width, spec.height or height)  # 0 if it varies
-    if channels != spec.color.channels or (width, height) != wanted:
-        size = f"{wanted[0]}x{wanted[1]} of {spec.color.channels} channels"
+    expected = (spec.width or width, spec.height or height)  # 0 if it varies
+    if channels != spec.color.channels or (width, height) != expected:
+        size = f"{expected[0]}x{expected[1]} of {spec.color.channels} channels"
         return f"a row of {network.name} is {size}, not {list(row.shape)}"
     return "" if row.nbytes <= network.row_bytes else f"a row of {network.name} has {row.nbytes} bytes, over its limit"
 
@@ -314,9 +314,9 @@ def classes_of(network: Network, answer: RowsResult, index: int) -> tuple[ClassS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CropResult:
-    """What a secondary model says of one object; all are absent if there is no answer.
+    """Result of a secondary model for one object; empty without an answer.
 
-    classes: also texts and a vector, see ClassScore. keypoints: (k, 3) float32, x and y in pixels of the crop.
+    classes: also text or a vector, see ClassScore. keypoints: (k, 3) float32, x and y in pixels of the crop.
     """
 
     classes: tuple[ClassScore, ...] = ()
@@ -340,7 +340,7 @@ def crop_result_of(network: Network, answer: RowsResult, index: int, geometry: G
             return CropResult((ClassScore(network.name, NO_CLASS, "", 1.0, tuple(values)),))
         case DetectorResult(keypoints=np.ndarray() as keypoints):
             return CropResult(keypoints=keypoints[0]) if len(keypoints) else CropResult()
-    raise InferFailed(f"model {network.name!r} makes no classes, text, vector or keypoints of an object")
+    raise InferFailed(f"model {network.name!r} has no classes, text, vector or keypoints for an object")
 
 
 def _class_scores(network: Network, seen: Classes) -> tuple[ClassScore, ...]:

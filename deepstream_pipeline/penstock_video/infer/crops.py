@@ -95,8 +95,8 @@ class SecondaryPlan:
             if crop is None:
                 continue
             known = _Known(frame.frame_num, frame.frame_num, _side(box[2:] - box[:2]))
-            if (former := self._known.get(track_id)) is not None:
-                known.classes, known.keypoints = former.classes, former.keypoints
+            if (previous := self._known.get(track_id)) is not None:
+                known.classes, known.keypoints = previous.classes, previous.keypoints
             self._known[track_id] = known
             crops.append(crop)
         return crops
@@ -123,7 +123,7 @@ class SecondaryPlan:
         return attributes
 
     def keypoints(self, tracks: Tracks) -> FloatArray | None:
-        """(n, k, 3) in pixels of the frame, moved with the boxes; score 0 without an answer. None without any."""
+        """(n, k, 3) in pixels of the frame, moved with the boxes; score 0 without an answer. None if none has."""
         found = [self._known.get(track_id) for track_id in tracks.track_id.tolist()] if self._has_keypoints else []
         known = {
             index: one.keypoints for index, one in enumerate(found) if one is not None and one.keypoints is not None

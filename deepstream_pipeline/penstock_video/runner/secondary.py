@@ -200,7 +200,7 @@ class Secondaries:
         self.deliver(held.way, self._with_keypoints(plans, result))
 
     def _with_keypoints(self, plans: _Plans, result: FrameResult) -> FrameResult:
-        """With keypoints of the first secondary model that has some, unless the primary one has."""
+        """Adds the keypoints of the first secondary model that has some, unless the primary model has keypoints."""
         seen = result.tracks.detections
         for lane, plan in zip(self._lanes, plans.plans, strict=True):
             if seen.keypoints is None and (keypoints := plan.keypoints(result.tracks)) is not None:

@@ -113,7 +113,7 @@ class Canvas:
     def keypoints(
         self, keypoints: npt.NDArray[np.float64], skeleton: Sequence[tuple[int, int]], colour: Colour
     ) -> None:
-        """The seen ones of (k, 3) keypoints, x and y in pixels, joined by the skeleton."""
+        """Draws the visible ones of (k, 3) keypoints, x and y in pixels, joined by the skeleton."""
         points = self._bounded(keypoints[:, :2]).tolist()
         is_seen = (keypoints[:, 2] >= MIN_KEYPOINT_SCORE).tolist()
         for one, other in skeleton:

@@ -257,7 +257,7 @@ def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names", memory: _
 
 
 def _draw_outlines(sheet: _Sheet, drawn: Sequence[_Drawn]) -> None:
-    """Oriented boxes if the model has them, else upright ones; and keypoints."""
+    """Draws oriented boxes if the model has them, else upright ones; and keypoints."""
     seen, canvas, scale = sheet.result.tracks.detections, sheet.canvas, sheet.scale
     corners = None if seen.xywhr is None else oriented_corners(seen.xywhr) * scale
     for one in drawn:

@@ -51,7 +51,7 @@ class MaskLine(msgspec.Struct, frozen=True):
 
 class ObjectLine(msgspec.Struct, frozen=True):
     """One tracked object. xyxy: its corners in source pixels. rules: names of those that hold for it now. The members
-    after attributes are there if the model has them."""
+    after attributes are present if the model has them."""
 
     track_id: int
     age_frames: int
@@ -183,7 +183,7 @@ def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
     absent = (UNSET,) * len(tracks)
     masks = absent if seen.masks is None else tuple(map(_mask_line, seen.masks))
     keypoints = absent if seen.keypoints is None else _rounded(seen.keypoints, 3)
-    turned = absent if seen.xywhr is None else _rounded(seen.xywhr, 5)
+    oriented = absent if seen.xywhr is None else _rounded(seen.xywhr, 5)
     return tuple(
         ObjectLine(
             ids[index],
@@ -196,7 +196,7 @@ def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
             _classes(attributes[index]) if attributes else (),
             masks[index],
             keypoints[index],
-            turned[index],
+            oriented[index],
         )
         for index in range(len(tracks))
     )
@@ -276,7 +276,7 @@ def _read_tracks(objects: tuple[ObjectLine, ...]) -> Tracks:
 
 
 def _read_floats(given: list[Any]) -> FloatArray | None:
-    """None if the objects have none."""
+    """None if an object has no such values."""
     return np.array(given, np.float32) if given and UNSET not in given else None
 
 

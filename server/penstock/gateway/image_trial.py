@@ -1,4 +1,4 @@
-"""The trial of a model at load: pictures go the way of /image, and their answers must be readable."""
+"""Trial of a model at load: generated pictures pass through the same steps as in /image."""
 
 import asyncio
 import math
@@ -19,17 +19,17 @@ from penstock.vision.image_tasks import input_tensor, size_tensors
 from penstock.vision.results import CANARY_PICTURE, LOWEST_CONF, ImageModel, parse
 
 _TRIED_RESULTS = 100
-_WIDTH, _HEIGHT = 500, 375  # no square, and no multiple of a stride
+_WIDTH, _HEIGHT = 500, 375  # neither a square nor a multiple of a stride
 
 
 async def why_pictures_fail(
     model: ImageModel, prepare: Callable[[bytes], Awaitable[PreparedImage]], engine: Engine, deadline: float
 ) -> str:
-    """Why the model cannot answer pictures; empty if it can.
+    """Why the model cannot process pictures; empty if it can.
 
-    Two pictures, of which one batch is made if the model's requests are merged: a missing batch axis shows only in the
-    second row. The threshold is the lowest that a client may ask for, so that the rows behind it are read, too.
-    prepare: as for /image. Raises InferenceError if the decoders or the engine are unreachable.
+    Merges two pictures into one batch if the model's requests are merged, as a missing batch axis shows only in the
+    second row. Uses the lowest threshold that a client can request, so that more rows are decoded. prepare: as for
+    /image. Raises InferenceError if the decoders or the engine are unreachable.
     """
     card, config = _without_thresholds(model.card), model.config
     pictures = (_picture_with_detail(), CANARY_PICTURE) if config.merged_rows > 1 else (_picture_with_detail(),)
@@ -78,7 +78,7 @@ def _without_thresholds(card: VisionCard) -> VisionCard:
 
 @lru_cache(1)
 def _picture_with_detail() -> bytes:
-    """A JPEG of coloured patches, edges and noise, in which networks find candidates."""
+    """A JPEG of coloured patches, edges and noise, in which detectors find candidates."""
     random = np.random.default_rng(1)
     coarse = random.integers(0, 256, (6, 8, 3), np.uint8)
     pixels = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC)

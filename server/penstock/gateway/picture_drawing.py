@@ -1,4 +1,4 @@
-"""Annotated pictures: decoded again by the decoder processes, drawn in threads, a few at a time."""
+"""Draws results into pictures. Decoder processes decode the picture again; a few threads draw."""
 
 import os
 from functools import partial
@@ -24,7 +24,7 @@ _PIXELS = PrepareSpec(
 
 
 class PictureDrawer:
-    """Draws results into pictures. A request has its slot from its start on, because results of pictures are large."""
+    """Draws results into pictures. A request occupies a slot from its start, because results of pictures are large."""
 
     def __init__(self, pool: DecodePool) -> None:
         self._pool = pool
@@ -33,9 +33,9 @@ class PictureDrawer:
         )
 
     async def draw(self, request: ImageRequest, result: VisionResult, card: VisionCard, slot: ThreadSlot) -> bytes:
-        """The request's image with the result in it, as JPEG.
+        """The request's image with the result drawn into it, as JPEG.
 
-        Raises InvalidRequest for pictures that no JPEG holds, DeadlineExceeded, and as DecodePool.prepare.
+        Raises InvalidRequest for pictures too large for JPEG, DeadlineExceeded, and errors of DecodePool.prepare.
         """
         (image,) = request.images
         pixels = (await self._pool.prepare(image, _PIXELS, client=request.client, deadline=request.deadline)).array

@@ -1,4 +1,4 @@
-"""Reads the engine's outputs into results, and writes these for the client."""
+"""Decodes the engine's outputs to results, and converts these to the response's form."""
 
 import os
 from functools import partial
@@ -15,7 +15,7 @@ _SMALL = (NetworkType.DETECTOR, NetworkType.CLASSIFIER)
 
 
 class ResultReader:
-    """Results with an element per pixel are read and written in threads, a few at a time: each may take 500 MB."""
+    """Decodes results. Those with values per pixel run in threads, a few at a time: each can need 500 MB."""
 
     def __init__(self) -> None:
         self._slots = ThreadSlots(
@@ -25,7 +25,7 @@ class ResultReader:
     async def read(
         self, request: ImageRequest, card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry
     ) -> object:
-        """The result of one image, or what the request writes of it. Raises EngineFailed, DeadlineExceeded."""
+        """The result of one image, or what the request's `write` returns. Raises EngineFailed, DeadlineExceeded."""
         work = partial(_read, request, card, response, row, geometry)
         if card.network_type in _SMALL:
             return work()

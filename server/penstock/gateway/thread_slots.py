@@ -1,4 +1,4 @@
-"""Threads for work that takes long and much memory: a few at a time, clients in turn."""
+"""Threads for long work with much memory: a limited number at a time, with fair queueing between clients."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ class ThreadSlot:
 
 
 class ThreadSlots:
-    """Threads that run at a time, at most `limit`."""
+    """Limits concurrent threads to `limit`; clients take turns."""
 
     def __init__(self, limit: int, *, what: str, others: str) -> None:
         """For messages. what: "the picture was drawn". others: "the pictures that are drawn before it"."""

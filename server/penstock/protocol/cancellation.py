@@ -8,7 +8,7 @@ _ABANDONED_ATTRIBUTE = "abandoned_call"
 
 
 class ClientLeft(Exception):
-    """The client closed its connection before the work that it asked for ended."""
+    """The client closed its connection before its request was done."""
 
 
 class AbandonedCall:

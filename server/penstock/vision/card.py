@@ -1,4 +1,4 @@
-"""The card of a model: the parameters of config.pbtxt that say how it takes pictures and what its outputs mean."""
+"""The card of a model: picture parameters of config.pbtxt for preprocessing, output layout and post-processing."""
 
 import math
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def _size_input(parameters: Parameters, config: ModelConfig) -> TensorSpec | Non
     spec = next((spec for spec in config.inputs if spec.name == name), None)
     if spec is None:
         names = ", ".join(repr(spec.name) for spec in config.inputs)
-        raise parameters.refusal("image-size-input", f"is no input of the model (inputs: {names})")
+        raise parameters.refusal("image-size-input", f"is not an input of the model (inputs: {names})")
     if not _may_take_size(spec):
         raise parameters.refusal(
             "image-size-input",
@@ -168,7 +168,9 @@ def _layout(parameters: Parameters, network_type: NetworkType) -> Layout:
         raise parameters.refusal(given[1], f"and {given[0]!r} both name an output layout; leave one out")
     key = given[0] if given else "layout"
     if _LAYOUT_KEYS.get(key, network_type) is not network_type:
-        raise parameters.refusal(key, f"does not go with network-type {network_type.name.lower()}; use layout instead")
+        raise parameters.refusal(
+            key, f"cannot be combined with network-type {network_type.name.lower()}; use layout instead"
+        )
     known = tuple(name for name, layout in LAYOUTS.items() if layout.network_type is network_type)
     text = parameters.values.get(key, "").strip()
     default = DEFAULT_LAYOUTS.get(network_type, "")
@@ -192,20 +194,20 @@ def _layout_options(parameters: Parameters, layout: Layout, config: ModelConfig)
     most = "max-detections" if "max-detections" in parameters.values else "topk"
     topk = parameters.count(most, _DEFAULT_CLASSES if is_classifier else -1, least=-1)
     if parameters.flag("apply-softmax") and parameters.flag("apply-sigmoid"):
-        raise parameters.refusal("apply-sigmoid", "does not go with apply-softmax; leave one out")
+        raise parameters.refusal("apply-sigmoid", "cannot be combined with apply-softmax; leave one out")
     return LayoutOptions(
         output_names=_output_names(parameters, config),
-        pre_cluster_threshold=parameters.share("pre-cluster-threshold", layout.threshold),
-        nms_iou_threshold=parameters.share("nms-iou-threshold", layout.iou),
+        pre_cluster_threshold=parameters.fraction("pre-cluster-threshold", layout.threshold),
+        nms_iou_threshold=parameters.fraction("nms-iou-threshold", layout.iou),
         topk=None if topk == -1 else topk,
         classifier_threshold=parameters.number("classifier-threshold", -math.inf),
         has_softmax=parameters.flag("apply-softmax"),
         has_sigmoid=parameters.flag("apply-sigmoid"),
-        class_thresholds=parameters.class_shares("class-thresholds"),
+        class_thresholds=parameters.class_fractions("class-thresholds"),
         is_class_agnostic=parameters.flag("class-agnostic-nms"),
-        class_ids=parameters.whole_numbers("class-ids"),
+        class_ids=parameters.integers("class-ids"),
         keypoint_shape=_keypoint_shape(parameters),
-        segmentation_threshold=parameters.share("segmentation-threshold", layout.segmentation_threshold),
+        segmentation_threshold=parameters.fraction("segmentation-threshold", layout.segmentation_threshold),
         characters=parameters.values.get("characters", ""),
         unclip_ratio=parameters.number("unclip-ratio", 1.5),
         is_unit_length=parameters.flag("normalize-embedding"),
@@ -225,7 +227,7 @@ def _output_names(parameters: Parameters, config: ModelConfig) -> tuple[str, ...
 def _keypoint_shape(parameters: Parameters) -> tuple[int, int]:
     if "keypoint-shape" not in parameters.values:
         return 0, 3
-    shape = parameters.whole_numbers("keypoint-shape")
+    shape = parameters.integers("keypoint-shape")
     if len(shape) != 2 or shape[0] < 1 or shape[1] not in (2, 3):
         raise parameters.refusal("keypoint-shape", "is not COUNT;VALUES, with 2 (x, y) or 3 (x, y, score) values")
     return shape[0], shape[1]

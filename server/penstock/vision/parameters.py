@@ -66,7 +66,7 @@ class Parameters:
         text = self._text(key)
         return default if text is None else self._finite(key, text)
 
-    def share(self, key: str, default: float) -> float:
+    def fraction(self, key: str, default: float) -> float:
         """A number from 0 to 1."""
         number = self.number(key, default)
         if not 0.0 <= number <= 1.0:
@@ -81,7 +81,7 @@ class Parameters:
         try:
             number = int(text)
         except ValueError:
-            raise self.refusal(key, "is not a whole number") from None
+            raise self.refusal(key, "is not an integer") from None
         if number < least or number == 0:
             raise self.refusal(key, "must be 1 or more" + (", or -1 for no limit" if least == -1 else ""))
         if number > most:
@@ -103,28 +103,28 @@ class Parameters:
         text = self._text(key)
         return () if text is None else tuple(name.strip() for name in text.removesuffix(";").split(";"))
 
-    def whole_numbers(self, key: str) -> tuple[int, ...]:
-        """Whole numbers of 0 or more, separated by semicolons; empty if absent."""
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Integers of 0 or more, separated by semicolons; empty if absent."""
         parts = [part.strip() for part in (self._text(key) or "").split(";") if part.strip()]
         return tuple(
-            self._whole(key, part, "holds what is not a whole number of 0 or more; separate them by ';'")
+            self._integer(key, part, "has a value that is not an integer of 0 or more; separate them by ';'")
             for part in parts
         )
 
-    def class_shares(self, key: str) -> tuple[tuple[int, float], ...]:
+    def class_fractions(self, key: str) -> tuple[tuple[int, float], ...]:
         """Numbers from 0 to 1 by class id, `0:0.5;3:0.25`."""
         found = []
         for part in (self._text(key) or "").split(";"):
             class_id, separator, share = (word.strip() for word in part.partition(":"))
             if not part.strip():
                 continue
-            wanted = "is not CLASS:NUMBER;CLASS:NUMBER, such as 0:0.5;3:0.25"
+            expected = "is not CLASS:NUMBER;CLASS:NUMBER, such as 0:0.5;3:0.25"
             if not separator:
-                raise self.refusal(key, wanted)
+                raise self.refusal(key, expected)
             number = self._finite(key, share)
             if not 0.0 <= number <= 1.0:
-                raise self.refusal(key, "holds a number that is not between 0 and 1")
-            found.append((self._whole(key, class_id, wanted), number))
+                raise self.refusal(key, "has a number that is not between 0 and 1")
+            found.append((self._integer(key, class_id, expected), number))
         return tuple(found)
 
     def pairs(self, key: str, *, below: int) -> tuple[tuple[int, int], ...]:
@@ -134,21 +134,21 @@ class Parameters:
             if not part.strip():
                 continue
             one, _, other = (word.strip() for word in part.partition("-"))
-            wanted = f"is not FROM-TO;FROM-TO, with numbers from 0 to {below - 1}"
-            pair = self._whole(key, one, wanted), self._whole(key, other, wanted)
+            expected = f"is not FROM-TO;FROM-TO, with numbers from 0 to {below - 1}"
+            pair = self._integer(key, one, expected), self._integer(key, other, expected)
             if max(pair) >= below:
-                raise self.refusal(key, wanted)
+                raise self.refusal(key, expected)
             found.append(pair)
         if len(found) > _MAX_PAIRS:
             raise self.refusal(key, f"has {len(found)} pairs (limit {_MAX_PAIRS})")
         return tuple(found)
 
-    def _whole(self, key: str, text: str, wanted: str) -> int:
-        """wanted: the rest of the sentence if text is no whole number."""
+    def _integer(self, key: str, text: str, expected: str) -> int:
+        """expected: the end of the error message."""
         if not (text.isascii() and text.isdigit()):
-            raise self.refusal(key, wanted)
+            raise self.refusal(key, expected)
         if len(text) > len(str(_LARGEST)) or int(text) > _LARGEST:
-            raise self.refusal(key, f"holds a number over {_LARGEST}")
+            raise self.refusal(key, f"has a number over {_LARGEST}")
         return int(text)
 
     def _text(self, key: str) -> str | None:
@@ -161,7 +161,9 @@ class Parameters:
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise self.refusal(key, "is not a number" if ";" not in self.values[key] else "holds what is not a number")
+            raise self.refusal(
+                key, "is not a number" if ";" not in self.values[key] else "has a value that is not a number"
+            )
         return number
 
 

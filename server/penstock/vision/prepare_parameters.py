@@ -7,10 +7,10 @@ from penstock.vision.parameters import Parameters
 from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMode, ScalingFilter, Triple
 
 MAX_PIXEL = 255
-_MOST_SIDE, _MOST_WIDTH = 4000, 3200  # of enlarged pictures, and of text lines: PP-OCR's limits
+_DEFAULT_MAX_SIDE, _DEFAULT_MAX_WIDTH = 4000, 3200  # of enlarged pictures, and of text lines: PP-OCR's limits
 _MAX_PIXELS, _MAX_SIDE = 1 << 26, 1 << 15  # of a network's picture, as `models inspect` has them
 _MAX_ENLARGED_SIDE = 8192  # of min-side and size-multiple: a picture of 1 x 1 pixel becomes a square of it
-_MOST_ENLARGED = 4  # a larger resize is costly and leaves less than a sixteenth of the picture
+_MAX_ENLARGEMENT = 4  # a larger resize is costly and leaves less than a sixteenth of the picture
 
 
 class NotAnImageModel(InvalidRequest):
@@ -22,19 +22,19 @@ def read_prepare_spec(parameters: Parameters, image_input: TensorSpec, *, is_rel
 
     Raises InvalidRequest, and NotAnImageModel if the input's shape cannot be a picture's.
     """
-    spec = _made_by_engine(parameters, image_input.name) if is_relayed else image_input
+    spec = _engine_output_spec(parameters, image_input.name) if is_relayed else image_input
     color = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB)
     layout = parameters.choice("network-input-order", InputOrder, InputOrder.NCHW)
     width, height = _network_size(parameters, spec, color, layout)
     fit = _fit(parameters, width, height)
-    is_kept = fit is ResizeMode.KEEP
+    has_own_size = fit is ResizeMode.KEEP
     scale = parameters.number("net-scale-factor", 1.0)
     offsets = _per_channel(parameters, "offsets", color, 0.0)
     factors = _per_channel(parameters, "channel-scale-factors", color, 1.0)
     if scale == 0.0:
-        raise parameters.refusal("net-scale-factor", "leaves nothing of the image")
+        raise parameters.refusal("net-scale-factor", "must not be 0: every input value would be 0")
     if 0.0 in factors:
-        raise parameters.refusal("channel-scale-factors", "leaves nothing of a channel")
+        raise parameters.refusal("channel-scale-factors", "must not have a 0: all values of that channel would be 0")
     if spec.datatype is Datatype.UINT8 and (scale != 1.0 or any(offsets) or factors != (1.0, 1.0, 1.0)):
         raise parameters.refusal("net-scale-factor", "and offsets cannot be applied to a UINT8 input; leave them out")
     return PrepareSpec(
@@ -48,27 +48,31 @@ def read_prepare_spec(parameters: Parameters, image_input: TensorSpec, *, is_rel
         scale=scale,
         offsets=offsets,
         channel_factors=factors,
-        max_side=_of_variable_size(parameters, "max-side", _most(parameters, fit), _MAX_PIXELS, is_variable=width == 0),
+        max_side=_variable_size_count(
+            parameters, "max-side", _default_max_side(parameters, fit), _MAX_PIXELS, is_variable=width == 0
+        ),
         has_scaled_decode=parameters.flag("scaled-decode"),
         shorter_side=_shorter_side(parameters, max(width, height)) if fit is ResizeMode.CROP else 0,
         pad_value=_padding_value(parameters, fit),
-        min_side=_of_variable_size(parameters, "min-side", 0, _MAX_ENLARGED_SIDE, is_variable=is_kept),
-        size_multiple=_of_variable_size(parameters, "size-multiple", 1, _MAX_ENLARGED_SIDE, is_variable=is_kept),
-        min_width=_of_variable_size(parameters, "min-width", 0, _MAX_SIDE, is_variable=fit is ResizeMode.FIT_HEIGHT),
+        min_side=_variable_size_count(parameters, "min-side", 0, _MAX_ENLARGED_SIDE, is_variable=has_own_size),
+        size_multiple=_variable_size_count(
+            parameters, "size-multiple", 1, _MAX_ENLARGED_SIDE, is_variable=has_own_size
+        ),
+        min_width=_variable_size_count(parameters, "min-width", 0, _MAX_SIDE, is_variable=fit is ResizeMode.FIT_HEIGHT),
     )
 
 
-def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
+def _engine_output_spec(parameters: Parameters, name: str) -> TensorSpec:
     """The network's input after the engine's preprocessing. Raises InvalidRequest if the engine does not support it."""
-    beyond = {
+    unsupported = {
         "padding-value": parameters.number("padding-value", 0.0) != 0.0,
         "network-input-order": parameters.choice("network-input-order", InputOrder, InputOrder.NCHW) is InputOrder.NHWC,
         "scaling-filter": _filter(parameters) is not ScalingFilter.BILINEAR,
         "scaled-decode": parameters.flag("scaled-decode"),
     }
-    for key, is_beyond in beyond.items():
-        if is_beyond:
-            raise parameters.refusal(key, "does not go with image-decoder engine; leave it out")
+    for key, is_used in unsupported.items():
+        if is_used:
+            raise parameters.refusal(key, "cannot be combined with image-decoder engine; leave it out")
     channels = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB).channels
     sides = parameters.numbers("infer-dims", count=3, default=0.0)
     is_small = max(sides) <= _MAX_SIDE and sides[1] * sides[2] <= _MAX_PIXELS
@@ -92,7 +96,7 @@ def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, 
             if max(width, height) > _MAX_SIDE or width * height > _MAX_PIXELS:
                 raise parameters.refusal(
                     "infer-dims" if "infer-dims" in parameters.values else "network-type",
-                    f"makes pictures of {width}x{height} pixels (limit {_MAX_PIXELS}, {_MAX_SIDE} a side)",
+                    f"makes pictures of {width}x{height} pixels (limit {_MAX_PIXELS}, {_MAX_SIDE} per side)",
                 )
             return max(width, 0), max(height, 0)
     expected = f"[{color.channels}, H, W]" if layout is InputOrder.NCHW else f"[H, W, {color.channels}]"
@@ -129,7 +133,7 @@ def _fit(parameters: Parameters, width: int, height: int) -> ResizeMode:
     is_cropped = "resize-shorter-side" in parameters.values
     if is_cropped and (width == 0 or keeps_aspect):
         why = "an input of variable size (W -1)" if width == 0 else "maintain-aspect-ratio, which pads instead"
-        raise parameters.refusal("resize-shorter-side", f"does not go with {why}")
+        raise parameters.refusal("resize-shorter-side", f"cannot be combined with {why}")
     if width == 0:
         return ResizeMode.FIT_HEIGHT if height else ResizeMode.KEEP
     if is_cropped:
@@ -151,14 +155,14 @@ def _padding_value(parameters: Parameters, fit: ResizeMode) -> float:
     return value
 
 
-def _most(parameters: Parameters, fit: ResizeMode) -> int:
+def _default_max_side(parameters: Parameters, fit: ResizeMode) -> int:
     """Default of max-side. A picture of 1 x 60000 pixels must not be enlarged until its shorter side is min-side."""
     if fit is ResizeMode.FIT_HEIGHT:
-        return _MOST_WIDTH
-    return _MOST_SIDE if "min-side" in parameters.values else 0
+        return _DEFAULT_MAX_WIDTH
+    return _DEFAULT_MAX_SIDE if "min-side" in parameters.values else 0
 
 
-def _of_variable_size(parameters: Parameters, key: str, default: int, most: int, *, is_variable: bool) -> int:
+def _variable_size_count(parameters: Parameters, key: str, default: int, most: int, *, is_variable: bool) -> int:
     number = parameters.count(key, default, most=most)
     if key in parameters.values and not is_variable:
         raise parameters.refusal(key, "is for inputs of variable size (H and W -1, or W -1 for widths)")
@@ -167,7 +171,7 @@ def _of_variable_size(parameters: Parameters, key: str, default: int, most: int,
 
 def _shorter_side(parameters: Parameters, network_side: int) -> int:
     side = parameters.count("resize-shorter-side", 0)
-    if not network_side <= side <= _MOST_ENLARGED * network_side:
-        least, most = network_side, _MOST_ENLARGED * network_side
+    if not network_side <= side <= _MAX_ENLARGEMENT * network_side:
+        least, most = network_side, _MAX_ENLARGEMENT * network_side
         raise parameters.refusal("resize-shorter-side", f"is not between the network's {least} pixels and {most}")
     return side

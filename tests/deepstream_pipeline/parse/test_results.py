@@ -169,5 +169,5 @@ def test_result_of_a_crop_has_the_keypoints_of_the_best_object(monkeypatch: pyte
 def test_result_of_a_crop_that_is_of_another_kind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boxes alone say nothing of the object that was cut out."""
     monkeypatch.setattr(calls, "parse", lambda *_: DetectorResult(*ONE_BOX))
-    with pytest.raises(InferFailed, match="'namer' makes no classes, text, vector or keypoints"):
+    with pytest.raises(InferFailed, match="'namer' has no classes, text, vector or keypoints"):
         crop_result_of(classifier(), TWO, 0, geometry_of(8, 8, classifier().prepare_spec))

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.protocol.errors import EngineFailed
 from penstock.protocol.vision_results import Detections
-from penstock.vision.layouts.instance_masks import _MOST_MASK_PIXELS
+from penstock.vision.layouts.instance_masks import _MAX_MASK_PIXELS
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import ResizeMode
 from tests.support.plain_detections import (
@@ -277,7 +277,7 @@ def test_boxes_whose_masks_would_need_too_much_memory_are_refused() -> None:
     geometry = fitted((3840, 2160), (640, 640))
     with pytest.raises(EngineFailed) as failed:
         decoded(Detections, "yolo-end2end-seg", arrays, geometry)
-    assert f"at most {_MOST_MASK_PIXELS}" in str(failed.value)
+    assert f"at most {_MAX_MASK_PIXELS}" in str(failed.value)
     assert "max-detections" in str(failed.value)
     assert len(decoded(Detections, "yolo-end2end-seg", arrays, geometry, topk=4).score) == 4
 

@@ -171,7 +171,7 @@ def _fit(parameters: _Parameters) -> PictureFit:
         raise TorchLoadError("parameter network-input-order: a program that is sent pictures takes NCHW; leave it out")
     if parameters.numbers("padding-value", 1, 0.0) != (0.0,):
         raise TorchLoadError(
-            f"parameter padding-value is '{parameters.text('padding-value')}': the engine pads with black only; leave "
+            f"parameter padding-value is '{parameters.text('padding-value')}': the engine pads only with 0; leave "
             "it out, or use image-decoder: gateway"
         )
     if key := next(filter(parameters.text, _VARIABLE_SIZE), ""):

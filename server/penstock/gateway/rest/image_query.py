@@ -77,7 +77,7 @@ def _refusal(name: str, text: str, needed: str) -> InvalidRequest:
     return InvalidRequest(f"query parameter {name!r} is {quoted(text)}; {needed}")
 
 
-def _share(name: str, text: str) -> float:
+def _fraction(name: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -115,15 +115,17 @@ def _flag(name: str, text: str) -> bool:
     return _FLAGS[text]
 
 
-_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+_FRACTION = {"type": "number", "minimum": 0, "maximum": 1}
 QUERY_PARAMETERS = {
     "conf": QueryParameter(
-        _share,
+        _fraction,
         "Results with a lower score are dropped. By default the model's own threshold, which may be higher or lower.",
-        _SHARE,
+        _FRACTION,
     ),
     "iou": QueryParameter(
-        _share, "IoU threshold of NMS: of two boxes that overlap more, the one with the lower score is dropped.", _SHARE
+        _fraction,
+        "IoU threshold of NMS: of two boxes that overlap more, the one with the lower score is dropped.",
+        _FRACTION,
     ),
     "classes": QueryParameter(
         _classes, "Only these classes: ids or labels, separated by commas.", {"type": "string", "minLength": 1}

@@ -25,7 +25,9 @@ from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, H
 from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED, BodyBuffer, inflate
 
-BODY_IS_STORED = "penstock.body_is_stored"  # key in a scope: received pieces go to disk, and count no longer
+BODY_IS_STORED = (
+    "penstock.body_is_stored"  # key in a scope: received data is written to disk and does not count as memory
+)
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 _INFLATE_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
@@ -48,9 +50,9 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
 
 
 async def store_body(request: Request, path: Path, limits: RestLimits) -> int:
-    """Writes the body to a new file as it comes, and returns its bytes.
+    """Streams the body to a new file. Returns its size in bytes.
 
-    A slow client has time in proportion to what it has sent. Raises TooLarge, BodyTooSlow, ClientDisconnected, OSError.
+    The time limit grows with the size: see RestLimits. Raises TooLarge, BodyTooSlow, ClientDisconnected, OSError.
     """
     request.scope[BODY_IS_STORED] = True
     started, size_bytes, more = asyncio.get_running_loop().time(), 0, True
@@ -78,13 +80,13 @@ async def store_body(request: Request, path: Path, limits: RestLimits) -> int:
 
 
 def declared_bytes(request: Request) -> int:
-    """Content-Length; 0 if the body comes in chunks."""
+    """Content-Length in bytes; 0 for a chunked body."""
     declared = first_header(request.scope, b"content-length")
     return int(declared) if declared.isdigit() else 0
 
 
 def check_model_size(size_bytes: int, limits: RestLimits) -> None:
-    """Raises TooLarge."""
+    """Raises TooLarge if the model is larger than max_model_bytes."""
     if size_bytes > limits.max_model_bytes:
         raise TooLarge(
             f"the model has {size_bytes} bytes or more (limit {limits.max_model_bytes}); send a smaller one, or raise "
@@ -93,7 +95,7 @@ def check_model_size(size_bytes: int, limits: RestLimits) -> None:
 
 
 async def _written(file: FileIO, content: bytes) -> None:
-    """Returns, also when it is cancelled, after the thread has done: the file may be closed then."""
+    """Writes in a thread. Waits for the thread also if cancelled, as the caller then closes the file."""
     writing = asyncio.ensure_future(asyncio.to_thread(_write, file, content))
     try:
         await asyncio.shield(writing)
@@ -103,7 +105,7 @@ async def _written(file: FileIO, content: bytes) -> None:
 
 
 def _write(file: FileIO, content: bytes) -> None:
-    """All of it: a raw file may take less at once."""
+    """Writes all bytes: a raw file can write fewer per call."""
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]

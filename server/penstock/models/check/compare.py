@@ -275,7 +275,7 @@ def picture_record(seen: tuple[SeenClass, ...], *, sha256: str, threshold: float
 def classes_in(result: VisionResult) -> tuple[SeenClass, ...]:
     """One row per object or class, by descending score; boxes rounded to 0.1 pixels. Raises InvalidRequest."""
     if not isinstance(result, Detections | Classes):
-        raise InvalidRequest(f"answers of the kind {type(result).__name__} cannot be compared by their picture yet")
+        raise InvalidRequest(f"results of type {type(result).__name__} cannot be compared")
     boxes = np.round(result.xyxy.astype(np.float64), 1).tolist() if isinstance(result, Detections) else None
     scores = np.round(result.score.astype(np.float64), 4).tolist()
     return tuple(

@@ -61,8 +61,8 @@ def hints_from_deepstream(path: Path) -> DeepStreamHints:
             mean=tuple(offset * factor for offset in offsets),
             resize=("letterbox" if is_symmetric else "corner") if keeps_aspect else "squash",
             padding=0.0 if keeps_aspect else None,
-            conf=_share(path, classes.get("all", {}), "pre-cluster-threshold"),
-            iou=_share(path, classes.get("all", {}), "nms-iou-threshold"),
+            conf=_fraction(path, classes.get("all", {}), "pre-cluster-threshold"),
+            iou=_fraction(path, classes.get("all", {}), "nms-iou-threshold"),
             parameters=parameters,
         ),
         (*unused, *more_unused),
@@ -133,7 +133,7 @@ def _classes(
     found: dict[str, str] = {}
     unused: list[str] = []
     own = {
-        name: _share(path, section, "pre-cluster-threshold") for name, section in classes.items() if name.isdecimal()
+        name: _fraction(path, section, "pre-cluster-threshold") for name, section in classes.items() if name.isdecimal()
     }
     thresholds = [f"{name}:{share:g}" for name, share in own.items() if share is not None]
     if thresholds:
@@ -141,7 +141,7 @@ def _classes(
     topk = classes.get("all", {}).get("topk", "")
     if topk.isdecimal() and len(topk) < 10 and int(topk) > 0:
         found["topk"] = topk
-    threshold = _share(path, properties, "classifier-threshold")
+    threshold = _fraction(path, properties, "classifier-threshold")
     if threshold is not None and properties.get("network-type") == "1":
         found["classifier-threshold"] = f"{threshold:g}"
     mode = properties.get("cluster-mode", "2")
@@ -160,7 +160,7 @@ def _number(path: Path, section: Mapping[str, str], key: str, default: float) ->
     return number
 
 
-def _share(path: Path, section: Mapping[str, str], key: str) -> float | None:
+def _fraction(path: Path, section: Mapping[str, str], key: str) -> float | None:
     if key not in section:
         return None
     number = _number(path, section, key, 0.0)

@@ -5,10 +5,10 @@ from penstock.models.inspect.inspection import Question
 from penstock.models.inspect.model_signature import LayoutMatch, ModelSignature
 
 _PERSON, _FACE = (256, 128), (112, 112)
-_LEAST_VECTOR, _MOST_VECTOR = 64, 4096
+_MIN_VECTOR, _MAX_VECTOR = 64, 4096
 _IMAGENET = 1000
 _TEXT_HEIGHTS = (32, 48)
-_MOST_LABELS = 30_000
+_MAX_LABELS = 30_000
 
 
 def _vector(model: ModelSignature) -> tuple[TensorFacts, int] | None:
@@ -43,7 +43,7 @@ def vector(model: ModelSignature) -> LayoutMatch | None:
     question = Question(
         f"{length} numbers are the classes of a classifier or the vector of an embedding",
         "--layout",
-        ("classification", "embedding") if length < _LEAST_VECTOR else ("embedding", "classification"),
+        ("classification", "embedding") if length < _MIN_VECTOR else ("embedding", "classification"),
     )
     return LayoutMatch(
         "classification", (f"one output of {length} numbers",), class_count=length, questions=(question,)

@@ -11,7 +11,7 @@ _MAX_NORMALIZED = 1.5  # normalized boxes may extend beyond the picture
 _SLACK = 1e-3
 _MOSTLY = 0.98
 _MANY = 0.1
-_FEWEST = 4
+_MIN_BOXES = 4
 
 
 def are_probabilities(values: FloatArray) -> bool:
@@ -37,7 +37,7 @@ def are_normalized(boxes: FloatArray) -> bool:
 def are_corners(boxes: FloatArray, size: tuple[int, int]) -> bool:
     """Whether boxes (n, 4) can only be corners: read as centre and size, many would exceed (height, width)."""
     boxes = boxes[np.abs(boxes).max(axis=1) > 0] if len(boxes) else boxes
-    if len(boxes) < _FEWEST:
+    if len(boxes) < _MIN_BOXES:
         return False
     is_ordered = (boxes[:, 2] >= boxes[:, 0]) & (boxes[:, 3] >= boxes[:, 1])
     reach = boxes[:, :2] + boxes[:, 2:] / 2
@@ -48,7 +48,7 @@ def are_corners(boxes: FloatArray, size: tuple[int, int]) -> bool:
 def are_centres(boxes: FloatArray) -> bool:
     """Whether boxes (n, 4) are centre and size: some have a size below their centre's coordinates; none is negative."""
     boxes = boxes[np.abs(boxes).max(axis=1) > 0] if len(boxes) else boxes
-    if len(boxes) < _FEWEST or (boxes[:, 2:] < 0).any():
+    if len(boxes) < _MIN_BOXES or (boxes[:, 2:] < 0).any():
         return False
     return float(((boxes[:, 2] < boxes[:, 0]) | (boxes[:, 3] < boxes[:, 1])).mean()) > 1.0 - _MOSTLY
 

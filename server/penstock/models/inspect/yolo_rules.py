@@ -6,7 +6,7 @@ from penstock.models.inspect.model_signature import P6, LayoutMatch, ModelSignat
 
 _PROTOTYPES = 32
 _COCO = 80
-_FEWEST_ROWS = 20
+_MIN_ROWS = 20
 
 
 def ultralytics(model: ModelSignature) -> LayoutMatch | None:
@@ -226,7 +226,7 @@ def _anchor_counts(model: ModelSignature, each: int) -> frozenset[int]:
 def _is_short(model: ModelSignature, count: int) -> bool:
     """Whether the rows are queries or final detections: fewer than one per grid cell."""
     is_sum = count in _anchor_counts(model, 1) | _anchor_counts(model, 3)
-    return _FEWEST_ROWS <= count <= 1000 and not is_sum
+    return _MIN_ROWS <= count <= 1000 and not is_sum
 
 
 def _prototypes(model: ModelSignature) -> tuple[str, ...]:

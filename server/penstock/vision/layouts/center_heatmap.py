@@ -18,8 +18,8 @@ from penstock.vision.spec import NetworkType
 HEATMAP, DISTANCES = "heatmap", "distances"
 
 _LOGARITHMS = (-20.0, 20.0)  # clipped: exp() beyond it has no meaning for a picture
-_LEAST_LOGIT = -60.0  # exp() overflows far below it
-_MOST_LOGIT = 60.0  # the probability is 1 in 32 bits
+_MIN_LOGIT = -60.0  # exp() overflows far below it
+_MAX_LOGIT = 60.0  # the probability is 1 in 32 bits
 
 
 def parse_center_heatmap(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -38,7 +38,7 @@ def parse_center_heatmap(outputs: Outputs, options: LayoutOptions, geometry: Geo
 
 
 def _probability(logits: FloatArray) -> FloatArray:
-    shares: FloatArray = (1 / (1 + np.exp(-np.maximum(logits, _LEAST_LOGIT)))).astype(np.float32)
+    shares: FloatArray = (1 / (1 + np.exp(-np.maximum(logits, _MIN_LOGIT)))).astype(np.float32)
     return shares
 
 
@@ -58,7 +58,7 @@ def _peaks_over(threshold: float, heat: FloatArray) -> tuple[IntArray, IntArray,
 def _logit(probability: float) -> float:
     if 0.0 < probability < 1.0:
         return math.log(probability / (1.0 - probability)) - 1e-3  # rounding; the exact threshold follows
-    return -math.inf if probability <= 0.0 else _MOST_LOGIT
+    return -math.inf if probability <= 0.0 else _MAX_LOGIT
 
 
 def _boxes(distances: FloatArray, row: IntArray, column: IntArray, size: tuple[int, int]) -> FloatArray:

@@ -33,8 +33,8 @@ from penstock.vision.spec import NetworkType
 
 _BOX = 4
 _FINAL = 6  # columns before the coefficients: corners, score, class
-_MOST_VALUE = 1e15  # of coefficients and prototypes: the sums of their products stay within float32
-_MOST_MASK_PIXELS = 1 << 28  # of all masks of a picture, a byte each
+_MAX_VALUE = 1e15  # of coefficients and prototypes: the sums of their products stay within float32
+_MAX_MASK_PIXELS = 1 << 28  # of all masks of a picture, a byte each
 _STRIPE_PIXELS = 1 << 18
 
 
@@ -95,7 +95,7 @@ def parse_rf_detr_seg(outputs: Outputs, options: LayoutOptions, geometry: Geomet
         raise outputs.refuse(names[2], planes, f"[{len(rows)}, h, w] (a mask for each box of {names[0]!r})")
 
     def logits_of(one: int, rows: slice, columns: slice) -> FloatArray:
-        return np.clip(planes[row[one], rows, columns], -_MOST_VALUE, _MOST_VALUE)
+        return np.clip(planes[row[one], rows, columns], -_MAX_VALUE, _MAX_VALUE)
 
     _, height, width = planes.shape
     axes = _axes(geometry, (width, height), (width, height))
@@ -131,10 +131,10 @@ def _with_prototypes(
     geometry: Geometry,
 ) -> Detections:
     """coefficients: (boxes, m). A mask's logits are the sum of the prototypes (m, h, w), each by its coefficient."""
-    factors = np.clip(coefficients, -_MOST_VALUE, _MOST_VALUE)
+    factors = np.clip(coefficients, -_MAX_VALUE, _MAX_VALUE)
 
     def logits_of(one: int, rows: slice, columns: slice) -> FloatArray:
-        part = np.clip(prototypes[:, rows, columns], -_MOST_VALUE, _MOST_VALUE)
+        part = np.clip(prototypes[:, rows, columns], -_MAX_VALUE, _MAX_VALUE)
         logits: FloatArray = np.einsum("m,mhw->hw", factors[one], part)  # a BLAS would start threads
         return logits
 
@@ -213,10 +213,10 @@ def _with_masks(
         return boxes
     corners = np.ceil(boxes.xyxy).astype(np.int64)
     pixels = int((corners[:, 2:] - corners[:, :2]).prod(axis=1).sum())
-    if pixels > max(_MOST_MASK_PIXELS, 4 * geometry.source_width * geometry.source_height):
+    if pixels > max(_MAX_MASK_PIXELS, 4 * geometry.source_width * geometry.source_height):
         raise outputs.broken(
             options.output_names[0],
-            f"gives {len(corners)} boxes of {pixels} pixels; at most {_MOST_MASK_PIXELS} are computed as masks. Lower "
+            f"gives {len(corners)} boxes of {pixels} pixels; at most {_MAX_MASK_PIXELS} are computed as masks. Lower "
             "max-detections, raise pre-cluster-threshold, or request masks=none",
         )
     level = logit(options.segmentation_threshold)

@@ -16,9 +16,9 @@ from penstock.vision.spec import NetworkType
 
 _STRIPE_PIXELS = 1 << 18  # pixels of the picture that are resampled at a time: few enough for the CPU's cache
 _WHOLE_PIXELS = 1 << 22  # of pictures that a faster function resizes as a whole
-_MOST_CLASSES = 1 << 16
-_MOST_SKEW = math.log(2.0)  # how much a map's width : height may differ from the network's
-_MOST_VALUE = 1e30  # larger values are clipped: their differences overflow float32
+_MAX_CLASSES = 1 << 16
+_MAX_SKEW = math.log(2.0)  # how much a map's width : height may differ from the network's
+_MAX_VALUE = 1e30  # larger values are clipped: their differences overflow float32
 
 
 def parse_semantic(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
@@ -27,8 +27,8 @@ def parse_semantic(outputs: Outputs, options: LayoutOptions, geometry: Geometry)
     if _is_integer(outputs, name):
         return _map_of_labels(_enlarged(_class_map(outputs, name), geometry), options)
     planes = _class_planes(outputs, name, geometry)
-    if len(planes) > _MOST_CLASSES:
-        raise outputs.refuse(name, planes, f"at most {_MOST_CLASSES} classes")
+    if len(planes) > _MAX_CLASSES:
+        raise outputs.refuse(name, planes, f"at most {_MAX_CLASSES} classes")
     if len(planes) == 1 or options.has_sigmoid:
         return _map_of_levels(planes, options, geometry)
     return _map_of_labels(_best_class(planes, geometry), options)
@@ -39,7 +39,7 @@ def parse_depth(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     name = options.output_names[0]
     plane = _only_plane(outputs, name, outputs.floats(name, rank=_rank(outputs, name)))
     with np.errstate(over="ignore"):
-        scaled = np.clip(plane.astype(np.float64) * options.depth_scale, -_MOST_VALUE, _MOST_VALUE)
+        scaled = np.clip(plane.astype(np.float64) * options.depth_scale, -_MAX_VALUE, _MAX_VALUE)
     values = np.empty((geometry.source_height, geometry.source_width), np.float32)
     for rows in _stripes(geometry):
         values[rows] = _resample(scaled.astype(np.float32), geometry, rows)
@@ -71,8 +71,8 @@ def _class_map(outputs: Outputs, name: str) -> Array:
     """(h, w) uint8 or uint16: the class of each of the network's pixels."""
     classes = _only_plane(outputs, name, outputs.integers(name, rank=_rank(outputs, name)))
     low, high = int(classes.min()), int(classes.max())
-    if low < 0 or high >= _MOST_CLASSES:
-        raise outputs.broken(name, f"holds class {low if low < 0 else high}; 0 to {_MOST_CLASSES - 1} was expected")
+    if low < 0 or high >= _MAX_CLASSES:
+        raise outputs.broken(name, f"holds class {low if low < 0 else high}; 0 to {_MAX_CLASSES - 1} was expected")
     return classes.astype(_label_type(high + 1))
 
 
@@ -91,12 +91,12 @@ def _class_planes(outputs: Outputs, name: str, geometry: Geometry) -> FloatArray
     first, last = (
         abs(math.log(rows * width / (columns * height))) for rows, columns in (array.shape[1:], array.shape[:2])
     )
-    if min(first, last) > _MOST_SKEW:
+    if min(first, last) > _MAX_SKEW:
         expected = f"[classes, h, w] or [h, w, classes] with h : w as {height} : {width}, the network's input"
         raise outputs.refuse(name, array, expected)
     planes = array if first <= last else np.ascontiguousarray(array.transpose(2, 0, 1))
-    if max(planes.max(), -planes.min()) > _MOST_VALUE:
-        planes = planes.clip(-_MOST_VALUE, _MOST_VALUE)
+    if max(planes.max(), -planes.min()) > _MAX_VALUE:
+        planes = planes.clip(-_MAX_VALUE, _MAX_VALUE)
     return planes
 
 

@@ -27,9 +27,9 @@ from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
 _BOX = 4
-_MOST_PIXELS = 1e6  # of centres and sides: products then never overflow
-_MOST_SKEW = 0.1  # horizontal and vertical scale may differ by this share,
-_MOST_SKEW_PIXELS = 2.0  # or by so many of the network's pixels: a letterbox rounds its sides
+_MAX_PIXELS = 1e6  # of centres and sides: products then never overflow
+_MAX_SKEW = 0.1  # horizontal and vertical scale may differ by this share,
+_MAX_SKEW_PIXELS = 2.0  # or by so many of the network's pixels: a letterbox rounds its sides
 _PAIRS_AT_ONCE = 1 << 15
 _ROUNDING = 1e-9
 _FLAT = 1e-6  # height of an edge, in sides of the other box, that counts as none
@@ -58,7 +58,7 @@ def parse_end2end_obb(outputs: Outputs, options: LayoutOptions, geometry: Geomet
 def _bounded(boxes: FloatArray) -> Floats:
     """(n, 5) float64: centres and sides within ±1e6, angles from -π/4 to 3π/4. Half a turn is the same box."""
     bounded = boxes.astype(np.float64)
-    np.clip(bounded[:, :_BOX], -_MOST_PIXELS, _MOST_PIXELS, out=bounded[:, :_BOX])
+    np.clip(bounded[:, :_BOX], -_MAX_PIXELS, _MAX_PIXELS, out=bounded[:, :_BOX])
     bounded[:, _BOX] = _wrapped(bounded[:, _BOX])
     return bounded
 
@@ -74,7 +74,7 @@ def _finish(
     """boxes: (n, 5) in network pixels, after NMS."""
     difference = abs(geometry.scale_x - geometry.scale_y)
     pixels = difference * min(geometry.source_width, geometry.source_height)
-    if difference > _MOST_SKEW * max(geometry.scale_x, geometry.scale_y) and pixels > _MOST_SKEW_PIXELS:
+    if difference > _MAX_SKEW * max(geometry.scale_x, geometry.scale_y) and pixels > _MAX_SKEW_PIXELS:
         raise outputs.broken(
             options.output_names[0],
             f"has oriented boxes, but the picture of {geometry.source_width}x{geometry.source_height} was stretched to "

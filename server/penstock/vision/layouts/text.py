@@ -16,10 +16,10 @@ from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
 _BLANK = 0
-_MOST_REGIONS = 1000
-_MOST_RUNS = 1 << 15  # of pixels in a row that are text
-_LEAST_SIDE = 3.0  # of a region, in the network's pixels
-_LEAST_GROWN_SIDE = 5.0
+_MAX_REGIONS = 1000
+_MAX_RUNS = 1 << 15  # of pixels in a row that are text
+_MIN_SIDE = 3.0  # of a region, in the network's pixels
+_MIN_GROWN_SIDE = 5.0
 
 
 def parse_ctc(outputs: Outputs, options: LayoutOptions, _: Geometry) -> TextLines:
@@ -48,12 +48,12 @@ def parse_db(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Te
     found = []
     for outline in _outlines(likelihood > options.segmentation_threshold):
         middle, sides, angle = cv2.minAreaRect(outline)
-        if min(sides) < _LEAST_SIDE:
+        if min(sides) < _MIN_SIDE:
             continue
         score = _mean_inside(likelihood, cv2.boxPoints((middle, sides, angle)))
         growth = 2 * sides[0] * sides[1] * options.unclip_ratio / (2 * (sides[0] + sides[1]))
         grown = (sides[0] + growth, sides[1] + growth)
-        if score > options.pre_cluster_threshold and min(grown) >= _LEAST_GROWN_SIDE:
+        if score > options.pre_cluster_threshold and min(grown) >= _MIN_GROWN_SIDE:
             found.append((score, cv2.boxPoints((middle, grown, angle))))
     found = sorted(found, key=lambda one: -one[0])[: options.topk]
     corners = _clockwise(np.array([box for _, box in found], np.float64).reshape(-1, 4, 2))
@@ -79,13 +79,13 @@ def _likelihood(outputs: Outputs, name: str, options: LayoutOptions) -> FloatArr
 def _outlines(is_text: BoolArray) -> Sequence[Array]:
     """Outlines (n, 1, 2) int32, x and y, of the largest regions of neighbouring pixels. is_text: (h, w)."""
     bitmap: Image = is_text.view(np.uint8)
-    if np.count_nonzero(bitmap[:, 1:] > bitmap[:, :-1]) > _MOST_RUNS:  # specks: regions that are too small, anyway
+    if np.count_nonzero(bitmap[:, 1:] > bitmap[:, :-1]) > _MAX_RUNS:  # specks: regions that are too small, anyway
         bitmap = cv2.morphologyEx(bitmap, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8)).astype(np.uint8)
     outlines, parents = cv2.findContours(bitmap, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     if not outlines:
         return ()
     outer = [outlines[index] for index in np.flatnonzero(parents[0, :, 3] < 0).tolist()]  # the others are holes
-    return sorted(outer, key=cv2.contourArea, reverse=True)[:_MOST_REGIONS] if len(outer) > _MOST_REGIONS else outer
+    return sorted(outer, key=cv2.contourArea, reverse=True)[:_MAX_REGIONS] if len(outer) > _MAX_REGIONS else outer
 
 
 def _mean_inside(likelihood: FloatArray, corners: FloatArray) -> float:

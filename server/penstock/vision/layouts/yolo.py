@@ -27,7 +27,7 @@ from penstock.vision.spec import NetworkType
 _BOX = 4  # columns of a box
 _STRIDES = (8, 16, 32)
 _YOLOX_STRIDES = (_STRIDES, (*_STRIDES, 64))
-_MOST_LOG = 20.0  # of a side in cells: exp() beyond it has no meaning for a picture
+_MAX_LOG = 20.0  # of a side in cells: exp() beyond it has no meaning for a picture
 
 
 def parse_yolov8(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -67,7 +67,7 @@ def parse_yolox(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     scores, objectness = scores_and_objectness(columns, options)
     found = best_classes(scores, options, objectness=objectness)
     box, cell = columns[:_BOX, found.row].T.astype(np.float64), cells[found.row]
-    centre, side = box[:, :2] + cell[:, :2], np.exp(np.minimum(box[:, 2:], _MOST_LOG))
+    centre, side = box[:, :2] + cell[:, :2], np.exp(np.minimum(box[:, 2:], _MAX_LOG))
     xyxy = corners_of(np.concatenate([centre, side], axis=1) * cell[:, 2:])
     return finish_detections(xyxy, found.score, found.class_id, options, geometry.to_source)
 
