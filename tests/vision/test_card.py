@@ -326,11 +326,11 @@ DIGITS = "9" * 5000  # more than Python converts
 @pytest.mark.parametrize(
     ("parameters", "shape", "sentence"),
     [
-        ({"class-thresholds": f"{DIGITS}:0.5"}, (3, 64, 64), "holds a number over 2147483647"),
+        ({"class-thresholds": f"{DIGITS}:0.5"}, (3, 64, 64), "has a number over 2147483647"),
         ({"class-thresholds": "²:0.5"}, (3, 64, 64), "is not CLASS:NUMBER"),
-        ({"skeleton": f"{DIGITS}-1", "keypoint-shape": "17;3"}, (3, 64, 64), "holds a number over 2147483647"),
+        ({"skeleton": f"{DIGITS}-1", "keypoint-shape": "17;3"}, (3, 64, 64), "has a number over 2147483647"),
         ({"skeleton": "0-1;" * 1001, "keypoint-shape": "17;3"}, (3, 64, 64), r"has 1001 pairs \(limit 1000\)"),
-        ({"class-ids": DIGITS}, (3, 64, 64), "holds a number over 2147483647"),
+        ({"class-ids": DIGITS}, (3, 64, 64), "has a number over 2147483647"),
         ({"topk": "1" + "0" * 30}, (3, 64, 64), "is over 2147483647"),
         ({"min-side": "1000000000"}, (3, -1, -1), "is over 8192"),
         ({"size-multiple": "1000000000"}, (3, -1, -1), "is over 8192"),
