@@ -20,6 +20,8 @@ from penstock.vision.spec import ColorFormat, PrepareSpec
 ResultsOf = Callable[[VisionCard], list[VisionResult]]
 _SURE = 0.3  # confidence from which the network finds something in the pictures
 _CERTAIN = 0.98
+_NOTHING = 0.05
+_FOUND = 0.4  # least confidence of both colour orders for a comparison that blocks: a swap never hides all objects
 _CLEARLY, _CLEARLY_WITH_METADATA = 0.05, 0.1  # how much more confident another colour order is
 _ALIKE = 0.02
 _PIXEL = 1.0 / 255.0
@@ -52,7 +54,7 @@ def compare(card: VisionCard, results_of: ResultsOf, hints: Hints, *, has_metada
     if guess is None:
         return Comparison()
     colors = _compared_colors(card, results_of, hints, guess, has_metadata=has_metadata)
-    scales = _compared_scales(card, results_of, hints, guess)
+    scales = _compared_scales(card, results_of, hints, guess, has_metadata=has_metadata)
     warnings: tuple[str, ...] = ()
     if not guess.classes and not colors.questions and not scales.questions and guess.best < _SURE:
         warnings = (
@@ -87,7 +89,7 @@ def _compared_colors(
     seen = f"confidence on the pictures: {guess.best:.3f} as {own_name}, {other.best:.3f} as {other_name}"
     choices = (other_name.lower(), own_name.lower())
     margin = _CLEARLY_WITH_METADATA if has_metadata else _CLEARLY
-    if other.best >= _SURE and other.best > guess.best + margin:
+    if guess.best >= _FOUND and other.best > guess.best + margin:
         return Comparison(questions=(Question(f"the colour order is not certain: {seen}", "--color", choices),))
     is_better = guess.best >= other.best if has_metadata else guess.best > other.best + _ALIKE
     if is_better or max(guess.best, other.best) < _SURE:
@@ -96,7 +98,9 @@ def _compared_colors(
     return Comparison(questions=(Question(alike, "--color", choices[::-1], is_blocking=False),))
 
 
-def _compared_scales(card: VisionCard, results_of: ResultsOf, hints: Hints, guess: Confidence) -> Comparison:
+def _compared_scales(
+    card: VisionCard, results_of: ResultsOf, hints: Hints, guess: Confidence, *, has_metadata: bool
+) -> Comparison:
     spec = card.prepare_spec
     is_given = hints.scale is not None or hints.mean or hints.std or "net-scale-factor" in hints.parameters
     if is_given or spec.datatype is Datatype.UINT8:
@@ -110,7 +114,9 @@ def _compared_scales(card: VisionCard, results_of: ResultsOf, hints: Hints, gues
     seen = f"confidence on the pictures: {guess.best:.3f} with {named[0]}, {other.best:.3f} with {named[1]}"
     if _is_wrong_scale(guess, other):
         choices = (f"{changed.scale:.6g}", f"{spec.scale:.6g}")
-        return Comparison(questions=(Question(f"the scale is not certain: {seen}", "--scale", choices),))
+        is_blocking = not has_metadata or guess.best < _NOTHING
+        question = Question(f"the scale is not certain: {seen}", "--scale", choices, is_blocking)
+        return Comparison(questions=(question,))
     return Comparison((seen,))
 
 

@@ -331,8 +331,9 @@ def _labels(model: ModelSignature, match: LayoutMatch) -> _Labels:
         class_ids = {"class-ids": ";".join(map(str, range(1, 91)))} if count == 90 else {}
         return known.names, {"labels": ";".join(known.names), **class_ids}, (), warnings
     perhaps = "; perhaps VOC's" if count in (20, 21) else ""
-    counted = f"the names of its {count} classes" if count else "the names of its classes"
-    sentence = f"{counted} are not in the file{perhaps}: results have class ids only"
+    counted = f"the names of its {count} classes are" if count else "the names of its classes are"
+    counted = "the name of its class is" if count == 1 else counted
+    sentence = f"{counted} not in the file{perhaps}: results have class ids only"
     return (), {}, (Question(sentence, "--labels", is_blocking=False),), warnings
 
 

@@ -1,0 +1,120 @@
+"""Colour order and scale by the confidence of results: what blocks, what is open, what is only said."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.models.inspect.alternatives import Comparison, compare
+from penstock.models.inspect.inspection import Hints
+from penstock.protocol.engine import ModelConfig, TensorSpec
+from penstock.protocol.inference import Datatype
+from penstock.protocol.vision_results import Detections, VisionResult
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.spec import ColorFormat
+
+RGB, BGR = ColorFormat.RGB, ColorFormat.BGR
+
+
+def card() -> VisionCard:
+    """Of YOLOv8: RGB, 0 to 1."""
+    found = card_from_config(
+        ModelConfig(
+            "m",
+            "onnxruntime",
+            0,
+            (TensorSpec("images", Datatype.FP32, (1, 3, 64, 64)),),
+            (TensorSpec("out", Datatype.FP32, (1, 6, 84)),),
+            {"network-type": "0", "layout": "yolov8", "net-scale-factor": "0.00392156862745098"},
+        )
+    )
+    assert found is not None
+    return found
+
+
+def detections(*scores: float) -> VisionResult:
+    count = len(scores)
+    return Detections(np.zeros((count, 4), np.float32), np.array(scores, np.float32), np.zeros(count, np.int64))
+
+
+def compared(
+    best: Mapping[tuple[ColorFormat, bool], tuple[float, ...]],
+    hints: Hints | None = None,
+    *,
+    has_metadata: bool = False,
+) -> Comparison:
+    """best: scores on the pictures by (colour order, whether pixels are 0 to 255)."""
+
+    def results_of(changed: VisionCard) -> list[VisionResult]:
+        spec = changed.prepare_spec
+        return [detections(*best.get((spec.color, spec.scale == 1.0), ()))]
+
+    return compare(card(), results_of, hints or Hints(), has_metadata=has_metadata)
+
+
+@pytest.mark.parametrize(
+    ("rgb", "bgr", "has_metadata", "asked"),
+    [
+        (0.70, 0.76, False, [("--color", True)]),
+        (0.70, 0.76, True, [("--color", False)]),
+        (0.60, 0.76, True, [("--color", True)]),
+        (0.74, 0.74, False, [("--color", False)]),
+        (0.76, 0.70, False, []),
+        (0.74, 0.74, True, []),
+        (0.24, 0.52, False, [("--color", False)]),  # pictures of other objects than the network knows
+        (0.10, 0.20, False, []),
+    ],
+)
+def test_another_colour_order_blocks_only_where_it_is_clear(
+    rgb: float, bgr: float, has_metadata: bool, asked: list[tuple[str, bool]]
+) -> None:
+    """A clear difference blocks; a small one is an open question that does not block."""
+    found = compared({(RGB, False): (rgb,), (BGR, False): (bgr,)}, has_metadata=has_metadata)
+    assert [(question.flag, question.is_blocking) for question in found.questions] == asked
+
+
+def test_a_scale_that_finds_nothing_is_asked() -> None:
+    """The other scale finds objects."""
+    found = compared({(RGB, True): (0.8, 0.6)})
+    assert ("--scale", True) in [(question.flag, question.is_blocking) for question in found.questions]
+
+
+@pytest.mark.parametrize(("best", "is_blocking"), [(0.01, True), (0.2, False)])
+def test_a_scale_that_the_exporter_writes_blocks_only_if_it_finds_nothing(best: float, is_blocking: bool) -> None:
+    """A network of other objects than the pictures show finds little with the right scale, too."""
+    found = compared({(RGB, False): (best,), (RGB, True): (0.8,)}, has_metadata=True)
+    assert [(question.flag, question.is_blocking) for question in found.questions] == [("--scale", is_blocking)]
+
+
+def test_a_scale_that_finds_everything_is_asked() -> None:
+    """Scores of 1 all over the picture come from pixels that are too large."""
+    found = compared({(RGB, False): (1.0,) * 40, (BGR, False): (1.0,) * 40, (RGB, True): (0.8, 0.6)})
+    assert ("--scale", True) in [(question.flag, question.is_blocking) for question in found.questions]
+
+
+def test_pictures_without_known_objects_are_said() -> None:
+    """Nothing is asked by pictures that show nothing, and the page says so."""
+    found = compared({})
+    assert not found.questions
+    assert "--picture" in found.warnings[0]
+
+
+def test_what_a_flag_says_is_not_compared() -> None:
+    """--color and --scale settle their questions."""
+    best = {(RGB, False): (0.5,), (BGR, False): (0.9,), (RGB, True): (0.97,)}
+    assert compared(best, Hints(color="rgb", scale=1 / 255)).questions == ()
+
+
+def test_the_networks_other_settings_stay() -> None:
+    """Only the colour order and the scale change; offsets follow the order of colours."""
+    seen = []
+    mine = card()
+    mine = replace(mine, prepare_spec=replace(mine.prepare_spec, offsets=(1.0, 2.0, 3.0)))
+
+    def results_of(changed: VisionCard) -> list[VisionResult]:
+        seen.append((changed.prepare_spec.color, changed.prepare_spec.offsets))
+        return [detections(0.5)]
+
+    compare(mine, results_of, Hints(), has_metadata=False)
+    assert (BGR, (3.0, 2.0, 1.0)) in seen
