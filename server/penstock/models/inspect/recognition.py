@@ -223,7 +223,8 @@ def _labels_evidence(model: ModelSignature, match: LayoutMatch, names: tuple[str
     if names == model.names:
         return (f"{len(names)} labels from {model.names_origin}",)
     known = "ImageNet's" if len(names) >= 1000 else "COCO's"
-    return (f"labels: the file has no names for its {match.class_count or ''} classes; {known} are used",)
+    count = f"{match.class_count} classes" if match.class_count else "classes"
+    return (f"labels: the file has no names for its {count}; {known} are used",)
 
 
 def _range(family: Family) -> str:

@@ -21,13 +21,12 @@ from penstock.vision.layouts.layout import (
     Layout,
     LayoutOptions,
     Outputs,
-    best_classes,
     corners_of,
     finish_boxes,
     logit,
     probabilities,
 )
-from penstock.vision.layouts.yolo import anchor_columns, scores_and_objectness
+from penstock.vision.layouts.yolo import anchor_columns, boxes_of_anchors, scores_and_objectness
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -43,10 +42,8 @@ def parse_yolov8_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometr
     name, prototypes = _prototypes(outputs, options, geometry)
     count = len(prototypes)
     columns = anchor_columns(outputs, name, geometry, least_columns=_BOX + 1 + count)
-    found = best_classes(probabilities(columns[_BOX:-count], options), options)
-    xyxy = corners_of(columns[:_BOX, found.row].T)
-    boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
-    return _with_prototypes(boxes, columns[-count:, found.row[index]].T, prototypes, outputs, options, geometry)
+    boxes, row = boxes_of_anchors(columns, probabilities(columns[_BOX:-count], options), options, geometry)
+    return _with_prototypes(boxes, columns[-count:, row].T, prototypes, outputs, options, geometry)
 
 
 def parse_yolov5_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -55,10 +52,8 @@ def parse_yolov5_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometr
     count = len(prototypes)
     columns = anchor_columns(outputs, name, geometry, least_columns=_BOX + 2 + count, is_rows_first=True)
     scores, objectness = scores_and_objectness(columns[:-count], options)
-    found = best_classes(scores, options, objectness=objectness)
-    xyxy = corners_of(columns[:_BOX, found.row].T)
-    boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
-    return _with_prototypes(boxes, columns[-count:, found.row[index]].T, prototypes, outputs, options, geometry)
+    boxes, row = boxes_of_anchors(columns, scores, options, geometry, objectness=objectness)
+    return _with_prototypes(boxes, columns[-count:, row].T, prototypes, outputs, options, geometry)
 
 
 def parse_end2end_seg(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:

@@ -18,11 +18,10 @@ from penstock.vision.layouts.layout import (
     LayoutOptions,
     Outputs,
     best_classes,
-    corners_of,
     finish_boxes,
     probabilities,
 )
-from penstock.vision.layouts.yolo import anchor_columns
+from penstock.vision.layouts.yolo import anchor_columns, boxes_of_anchors
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -37,10 +36,8 @@ def parse_yolov8_pose(outputs: Outputs, options: LayoutOptions, geometry: Geomet
     columns = anchor_columns(outputs, name, geometry, least_columns=_BOX + 1)
     if len(columns) <= _BOX + count:
         raise outputs.refuse(name, columns.T, f"[n, {_BOX} + classes + {count}] ({_shape_text(options)})")
-    found = best_classes(probabilities(columns[_BOX:-count], options), options)
-    xyxy = corners_of(columns[:_BOX, found.row].T)
-    boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
-    return _with_keypoints(boxes, columns[-count:, found.row[index]].T, options, geometry)
+    boxes, row = boxes_of_anchors(columns, probabilities(columns[_BOX:-count], options), options, geometry)
+    return _with_keypoints(boxes, columns[-count:, row].T, options, geometry)
 
 
 def parse_end2end_pose(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from penstock.protocol.inference import FloatArray
+from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import Detections
 from penstock.vision.layouts.layout import (
     Layout,
@@ -17,6 +17,7 @@ from penstock.vision.layouts.layout import (
     Outputs,
     best_classes,
     corners_of,
+    finish_boxes,
     finish_detections,
     probabilities,
     sigmoid,
@@ -33,9 +34,7 @@ _MAX_LOG = 20.0  # of a side in cells: exp() beyond it has no meaning for a pict
 def parse_yolov8(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """Parses (4 + classes, n) or (n, 4 + classes): cxcywh in network pixels, a score per class. Raises EngineFailed."""
     columns = anchor_columns(outputs, options.output_names[0], geometry, least_columns=_BOX + 1)
-    found = best_classes(probabilities(columns[_BOX:], options), options)
-    xyxy = corners_of(columns[:_BOX, found.row].T)
-    return finish_detections(xyxy, found.score, found.class_id, options, geometry.to_source)
+    return boxes_of_anchors(columns, probabilities(columns[_BOX:], options), options, geometry)[0]
 
 
 def parse_yolov5(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -48,9 +47,7 @@ def parse_yolov5(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -
     scores, objectness = scores_and_objectness(columns, options)
     if len(scores) == 1 and columns.shape[1] in anchor_counts(geometry.network_width, geometry.network_height, (3,)):
         scores = np.ones_like(scores)
-    found = best_classes(scores, options, objectness=objectness)
-    xyxy = corners_of(columns[:_BOX, found.row].T)
-    return finish_detections(xyxy, found.score, found.class_id, options, geometry.to_source)
+    return boxes_of_anchors(columns, scores, options, geometry, objectness=objectness)[0]
 
 
 def parse_yolox(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -70,6 +67,24 @@ def parse_yolox(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     centre, side = box[:, :2] + cell[:, :2], np.exp(np.minimum(box[:, 2:], _MAX_LOG))
     xyxy = corners_of(np.concatenate([centre, side], axis=1) * cell[:, 2:])
     return finish_detections(xyxy, found.score, found.class_id, options, geometry.to_source)
+
+
+def boxes_of_anchors(
+    columns: FloatArray,
+    scores: FloatArray,
+    options: LayoutOptions,
+    geometry: Geometry,
+    *,
+    objectness: FloatArray | None = None,
+) -> tuple[Detections, IntArray]:
+    """Detections after threshold and NMS, and the row (k,) of each.
+
+    columns: (columns, n), cxcywh in network pixels first. scores: (classes, n). objectness: (n,).
+    """
+    found = best_classes(scores, options, objectness=objectness)
+    xyxy = corners_of(columns[:_BOX, found.row].T)
+    boxes, index = finish_boxes(xyxy, found.score, found.class_id, options, geometry.to_source)
+    return boxes, found.row[index]
 
 
 def scores_and_objectness(columns: FloatArray, options: LayoutOptions) -> tuple[FloatArray, FloatArray]:
