@@ -72,6 +72,13 @@ def huge_sides() -> bytes:
     return model.SerializeToString()
 
 
+def huge_batch() -> bytes:
+    """A fixed batch of 2 ** 62 pictures, and an output whose shape only a run shows."""
+    model = onnx.ModelProto.FromString(convolution())
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1 << 62
+    return model.SerializeToString()
+
+
 def deep_chain() -> bytes:
     """A chain of 50,000 operators."""
     nodes = [helper.make_node("Relu", [f"t{number}"], [f"t{number + 1}"]) for number in range(50_000)]
@@ -144,6 +151,7 @@ def hostile_metadata(value: str) -> bytes:
 MADE: dict[str, Callable[[], bytes]] = {
     "huge output": huge_output,
     "huge sides": huge_sides,
+    "huge batch": huge_batch,
     "deep chain": deep_chain,
     "deep nesting": deep_nesting,
     "endless loop": endless_loop,

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Limits, Verdict, inspect_file
-from tests.models.inspect.hostile_files import MADE, MEMORY_BYTES, damages
+from tests.models.inspect.hostile_files import MADE, MEMORY_BYTES, convolution, damages
 from tests.support.stack import CHECKOUT
 
 LIMITS = Limits(memory_bytes=MEMORY_BYTES, cpu_s=4, wall_s=60)
@@ -63,6 +63,22 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"model\xff.onnx")
     path.write_bytes(b"x")
     with pytest.raises(UnreadableModel, match=r"udcff.* is no UTF-8 text"):
+        inspect_file(path)
+
+
+def test_an_unforeseen_error_is_a_sentence_with_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the advice to give the process more memory."""
+    found = tmp_path / "parse"
+    found.mkdir()
+    (found / "sitecustomize.py").write_text(
+        "import penstock.models.inspect.metadata as metadata\n"
+        "def broken(_):\n    raise ZeroDivisionError('of\\na test')\n"
+        "metadata.metadata_of = broken\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(found), prepend=os.pathsep)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(convolution())
+    with pytest.raises(UnreadableModel, match=r"^.* cannot be inspected: ZeroDivisionError: of a test$"):
         inspect_file(path)
 
 

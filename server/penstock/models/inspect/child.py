@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from penstock.models.inspect.inspection import (
     memory_limit_bytes,
 )
 from penstock.process_limits import end_with_parent, limit_process
+
+_MAX_REASON = 300  # characters of an unforeseen error
 
 
 def main(arguments: list[str]) -> None:
@@ -35,6 +38,10 @@ def main(arguments: list[str]) -> None:
         reply = InspectionReply(problem=str(error))
     except (MemoryError, RecursionError):
         reply = InspectionReply(problem=f"{request.path} needs more memory to be read than an inspection may use")
+    except Exception as error:  # noqa: BLE001 - the process's root
+        traceback.print_exc()
+        what = " ".join(str(error).split())[:_MAX_REASON]
+        reply = InspectionReply(problem=f"{request.path} cannot be inspected: {type(error).__name__}: {what}")
     with os.fdopen(reply_file, "wb") as file:
         file.write(msgspec.msgpack.encode(reply))
 

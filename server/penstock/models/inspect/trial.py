@@ -1,5 +1,6 @@
 """The trial run: runs the file on pictures with the proposed card, and checks the recognised layout."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from penstock.vision.spec import ColorFormat
 PACKAGED = (("shipped", "people", "golden.jpg"), ("shipped", "street", "golden.jpg"))
 _MAX_PICTURES = 8
 _MAX_PICTURE_BYTES = 64 << 20
+_MAX_VALUES = 1 << 28  # of an input: 16 pictures of 2400x2400 pixels
 _ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessing is tried
 _KNOWN_PREPROCESSING = ("center-heatmap",)  # Penstock's own network
 _SLOW_S, _TOO_SLOW_S = 1.0, 4.0  # a run from which pictures are not mirrored, and no alternative is tried
@@ -116,6 +118,8 @@ class ModelTrial:
         channels = image.shape[-1] if is_nhwc else max(image.shape[-3], 1) if image.shape[-3] > 0 else 3
         shape = (*size, channels) if is_nhwc else (channels, *size)
         batch = (max(image.shape[0], 1),) if len(image.shape) == 4 else ()
+        if math.prod((*batch, *shape)) > _MAX_VALUES:
+            raise TrialFailed(f"its input {image} takes more than {_MAX_VALUES} values a call")
         dtype = image.datatype.dtype if image.datatype is not None else None
         feed: dict[str, Array] = {image.name: np.full((*batch, *shape), 114, dtype) * np.array(1, dtype)}
         for tensor in self._facts.inputs:
