@@ -7,8 +7,8 @@ all others and the canary.
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -23,14 +23,16 @@ from penstock.protocol.cancellation import (
     when_engine_done,
 )
 from penstock.protocol.engine import ModelConfig, Relay
-from penstock.protocol.errors import DeadlineExceeded
+from penstock.protocol.errors import DeadlineExceeded, Overloaded
 from penstock.vision.fair_queue import FairQueue
+from penstock.vision.image_tasks import PreparationEstimator
 
 T = TypeVar("T")
 
 FAST_CALL_S = 0.5  # a slower response means that too many calls are at the engine
 MAX_SLOTS = 64  # calls of one model, unless its instances take more
 INITIAL_SLOTS = 4
+SMOOTHING_WEIGHT = 0.1  # of one answer in the average
 CANCELLED_CALL_S = 2.0  # minimum time that a cancelled call counts as being at the engine
 LARGE_JSON_BYTES = 1 << 20
 JSON_BYTES = 8 << 20  # of all large JSON bodies; Triton parses and writes 1 MiB of numbers in about 0.1 s
@@ -42,7 +44,8 @@ class SlotQueue:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
-        self._turns: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue(sys.maxsize)
+        self.call_s = 0.0  # a waiting call with less time left is not admitted while others run
+        self._turns: FairQueue[tuple[int, float | None, asyncio.Future[bool]]] = FairQueue(sys.maxsize)
 
     def is_open(self) -> bool:
         """Whether the next call need not wait."""
@@ -54,15 +57,16 @@ class SlotQueue:
             self.held += size
             return
         began = time.monotonic()
-        let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = size, let_in
+        let_in: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiting = size, until, let_in
         self._turns.add(client, waiting, began)
         try:
             async with asyncio.timeout(None if until is None else until - began):
-                await let_in
+                is_admitted = await let_in
         except BaseException as error:
             if let_in.done() and not let_in.cancelled():
-                self.leave(size)
+                if let_in.result():
+                    self.leave(size)
             else:
                 self._turns.remove(client, waiting)
             if isinstance(error, TimeoutError):
@@ -72,6 +76,11 @@ class SlotQueue:
                 ) from error
             note_cancel_stage(error, CancelStage.QUEUE)
             raise
+        if not is_admitted:
+            raise DeadlineExceeded(
+                f"after {time.monotonic() - began:.3f} s of waiting for {what} less time is left than the "
+                f"{self.call_s:.3f} s that a call takes; allow more time or send less"
+            )
 
     def leave(self, size: int) -> None:
         """Releases room, and admits waiting calls."""
@@ -79,13 +88,16 @@ class SlotQueue:
         self.let_in()
 
     def let_in(self) -> None:
-        """Admits waiting calls, in turn between clients, while there is room."""
+        """Admits waiting calls, in turn between clients, while there is room. Rejects those that would end too late."""
         while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
-            client, (size, let_in) = turn
+            client, (size, until, let_in) = turn
             self._turns.ended(client, 0.0, None)
-            if not let_in.done():  # otherwise the waiting call was cancelled, and returns the room itself
+            if let_in.done():  # the waiting call was cancelled, and returns the room itself
+                continue
+            is_late = bool(self.held) and until is not None and until - time.monotonic() < self.call_s
+            if not is_late:
                 self.held += size
-                let_in.set_result(None)
+            let_in.set_result(not is_late)
 
 
 class _ModelSlots(SlotQueue):
@@ -107,6 +119,7 @@ class _ModelSlots(SlotQueue):
     def answered(self, took_s: float) -> None:
         """Adjusts the limit after the engine answered a call."""
         self.took_s = took_s
+        self.call_s += (took_s - self.call_s) * (SMOOTHING_WEIGHT if self.call_s else 1.0)
         if took_s > FAST_CALL_S:
             self.limit = max(self.limit - 1, self._least)
         elif self.held >= self.limit < MAX_SLOTS:
@@ -151,6 +164,33 @@ class EngineSlots:
         self.engines = engines
         self._json = SlotQueue(JSON_BYTES)
         self._rooms: dict[str, _ModelSlots] = {}
+        self._pictures = PreparationEstimator()
+
+    @contextmanager
+    def pictures(self, model_name: str, client: str, count: int, until: float | None) -> Iterator[None]:
+        """Counts pictures from before they are decoded until they are answered, one call each.
+
+        Raises Overloaded if they would be answered after `until`, so that no decoder works for them.
+        """
+        room = self._rooms.get(model_name)
+        if room is not None and until is not None:
+            calls = self._pictures.rows_with(model_name, client, count)
+            needs_s, left_s = room.call_s * calls / room.limit, until - time.monotonic()
+            if calls > room.limit and needs_s > left_s:
+                raise Overloaded(
+                    f"{calls} pictures of model {model_name!r} need {needs_s:.3f} s, and {max(left_s, 0.0):.3f} s are "
+                    "left; send fewer or allow more time",
+                    reason="cannot_meet",
+                    retry_after_s=needs_s - left_s,
+                )
+        began = time.monotonic()
+        for _ in range(count):
+            self._pictures.began(model_name, client)
+        try:
+            yield
+        finally:
+            for _ in range(count):
+                self._pictures.ended(model_name, client, time.monotonic() - began)
 
     async def send(self, call: Call[A], head: InferHead, client: str, until: float | None) -> A:
         """See Relay.send. client: for turns."""

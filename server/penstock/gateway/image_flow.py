@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -165,12 +165,15 @@ class ImageFlow:
         if owner is not None:
             self._refuse_hopeless(request, owner)
         waves = []
-        for first in range(0, len(request.images), size):
-            which = range(first, min(first + size, len(request.images)))
-            if owner is not None:
-                waves.append(await self._owned_wave(request, which, model, owner))
-            else:
-                waves.append(await self._wave(request, which, model, label))
+        slots = self._slots if owner is None else None
+        count = len(request.images)
+        with slots.pictures(model.config.name, request.client, count, request.deadline) if slots else nullcontext():
+            for first in range(0, count, size):
+                which = range(first, min(first + size, count))
+                if owner is not None:
+                    waves.append(await self._owned_wave(request, which, model, owner))
+                else:
+                    waves.append(await self._wave(request, which, model, label))
         whole = waves[0] if len(waves) == 1 else _joined(waves)
         self._metrics.stages(label, whole.timings)
         return ImageResponse(
