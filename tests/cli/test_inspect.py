@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
+from penstock.cli.model_flags import ModelFlags
 from tests.models.inspect.made_models import centres, constant_model, joined, scores, transposed, ultralytics
 
 
@@ -68,3 +69,21 @@ def test_a_deepstream_file_is_taken(detector: Path, tmp_path: Path) -> None:
     config.write_text("nothing")
     done = inspect(str(detector), "--deepstream", str(config))
     assert (done.exit_code, "--deepstream" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("names.txt", "cat\ndog\n"), ("names.json", '["cat", "dog"]'), ("data.yaml", "nc: 2\nnames:\n- cat\n- dog\n")],
+)
+def test_labels_flag_takes_every_form_of_labels_file(tmp_path: Path, name: str, text: str) -> None:
+    """One label per line, a JSON list, or the names of a data set's YAML."""
+    (tmp_path / name).write_text(text)
+    hints = ModelFlags(labels=str(tmp_path / name)).hints()
+    assert (hints.labels, hints.labels_origin) == (("cat", "dog"), str(tmp_path / name))
+
+
+def test_labels_flag_without_labels_in_the_file_is_refused(tmp_path: Path) -> None:
+    """The sentence names the file and the forms."""
+    (tmp_path / "data.yaml").write_text("nc: 2\n")
+    done = inspect(str(tmp_path / "m.onnx"), "--labels", str(tmp_path / "data.yaml"))
+    assert (done.exit_code, "no labels in" in done.output) == (2, True)

@@ -14,7 +14,6 @@ from penstock.cli.terminal import fail, print_failure
 if TYPE_CHECKING:
     from penstock.models.inspect.inspection import Hints
 
-MAX_LABELS_BYTES = 4 << 20
 MAX_SIDE = 16384
 _COLORS, _RESIZES = ("rgb", "bgr", "gray"), ("letterbox", "corner", "squash", "crop", "keep")
 
@@ -27,7 +26,9 @@ class ModelFlags:
     input_size: Annotated[
         str, typer.Option(metavar="W[xH]", help="the network's size in pixels, 640 or 640x480 [the file's]")
     ] = ""
-    labels: Annotated[str, typer.Option(help="a file with one label per line, or a;b;c [the file's]")] = ""
+    labels: Annotated[str, typer.Option(help="file (one label per line, JSON or data.yaml), or a;b;c [the file's]")] = (
+        ""
+    )
     color: Annotated[str, typer.Option(metavar="|".join(_COLORS), help="colour order [by model family]")] = ""
     mean: Annotated[str, typer.Option(metavar="R,G,B", help="in the network's colour order [by model family]")] = ""
     std: Annotated[str, typer.Option(metavar="R,G,B", help="the input is (pixel × scale - mean) / std")] = ""
@@ -142,20 +143,23 @@ def _is_short_number(text: str) -> bool:
 
 
 def _labels(text: str) -> tuple[tuple[str, ...], str]:
+    """Labels of a;b;c or of a file, and where they are from."""
+    from penstock.models.inspect.labels import MAX_LABELS_BYTES, labels_of_file
+
     if not text:
         return (), ""
-    path = Path(text)
-    if ";" in text or not _is_file(path):
-        if ";" not in text:
-            fail(f"--labels: there is no file {text}; give a file with one label per line, or a;b;c")
+    if ";" in text:
         return _names(text), "--labels"
-    if path.stat().st_size > MAX_LABELS_BYTES:
-        fail(f"--labels: {path} has more than {MAX_LABELS_BYTES} bytes, too many for a labels file")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"--labels: {path} cannot be read as UTF-8 text: {error}")
-    return tuple(line.strip().replace(";", ",") for line in lines if line.strip()), str(path)
+    path = Path(text)
+    if not _is_file(path):
+        fail(f"--labels: there is no file {text}; give a file with one label per line, or a;b;c")
+    labels = labels_of_file(path)
+    if not labels:
+        fail(
+            f"--labels: no labels in {path}; give a UTF-8 file of up to {MAX_LABELS_BYTES} bytes with one label per "
+            "line, a JSON list, or a data.yaml with names"
+        )
+    return labels, str(path)
 
 
 def _is_file(path: Path) -> bool:

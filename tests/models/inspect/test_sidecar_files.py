@@ -40,6 +40,12 @@ def test_labels_have_many_forms(tmp_path: Path, name: str, text: str) -> None:
     assert (found.labels, found.labels_origin) == (("cat", "dog"), name)
 
 
+def test_list_of_characters_can_begin_with_a_bracket(tmp_path: Path) -> None:
+    """The characters of a text recogniser, one per line, are not a list in Python."""
+    (tmp_path / "labels.txt").write_text("[\n]\na\n")
+    assert read_sidecar_files(tmp_path / "best.onnx").labels == ("[", "]", "a")
+
+
 def test_roboflows_environment_says_how_pictures_are_fitted(tmp_path: Path) -> None:
     """PREPROCESSING of environment.json, and class_names.txt, as roboflow/inference reads them."""
     preprocessing = json.dumps({"resize": {"enabled": True, "width": 640, "format": "Fit (white edges) in"}})

@@ -1,4 +1,4 @@
-"""Names of classes: of well-known data sets, and of files beside a model."""
+"""Names of classes: of well-known data sets, and of files."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +36,10 @@ def _packaged(model: str) -> tuple[str, ...]:
 
 
 def labels_of_file(path: Path) -> tuple[str, ...]:
-    """One label a line, a Python or JSON list or dictionary, or the `names` of a data.yaml; empty if it is none."""
+    """Labels of a file: one per line, a Python or JSON list or dictionary, or the `names` of a data.yaml.
+
+    Empty if the file is none of these, is not UTF-8, or is over MAX_LABELS_BYTES.
+    """
     try:
         if not path.is_file() or path.stat().st_size > MAX_LABELS_BYTES:
             return ()
@@ -46,13 +49,15 @@ def labels_of_file(path: Path) -> tuple[str, ...]:
     if path.suffix in (".yaml", ".yml"):
         return _labels_of_yaml(text)
     if text[:1] in ("[", "{"):
-        return labels_of(literal(text))
+        labels = labels_of(literal(text))
+        if labels or len(text.partition("\n")[0].strip()) > 1:  # else a list of characters, of which it is the first
+            return labels
     lines = [one_label(line) for line in text.splitlines()]
     return tuple(line or str(number) for number, line in enumerate(lines)) if len(lines) <= MAX_CLASSES else ()
 
 
 def _labels_of_yaml(text: str) -> tuple[str, ...]:
-    """`names` of a data set's YAML: a list or dictionary in one line, or one name a line."""
+    """`names` of a data set's YAML: a list or dictionary in one line, or one name per line."""
     _, found, rest = f"\n{text}".partition("\nnames:")
     if not found:
         return ()
