@@ -23,7 +23,7 @@ class Network:
     version: empty for the engine's choice. spec: PrepareSpec.pack(). row_bytes: of one row, the maximum if the network
     keeps sizes. row_dtype: of its elements. max_batch_size: rows of one call, 0 without a batch axis. unmerged: why it
     is 1 although the config has more; otherwise empty. labels: by class id, may be shorter. input_shape: without the
-    batch axis, -1 for variable. card: for the parser. class_ids: of wanted objects; empty for all.
+    batch axis, -1 for variable. card: for the parser. class_ids: of objects to detect; empty for all.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Network:
 
     @property
     def finds_objects(self) -> bool:
+        """Whether it is a detector or an instance segmentation."""
         return self.card.network_type in (NetworkType.DETECTOR, NetworkType.INSTANCE_SEGMENTATION)
 
     @property

@@ -33,7 +33,7 @@ def doctor(
     """Look at this machine as `penstock up` would use it, and say what to do.
 
     ok, note (works, could be better), warning (will hurt), problem (`penstock up` cannot serve). Nothing is changed,
-    and nothing is sent to another machine. A gateway that runs here is asked which models it serves. Exit code 1 where
+    and nothing is sent to another machine. If a gateway runs here, its list of models is requested. Exit code 1 if
     there is a problem.
     """
     settings, mistake = _settings(config)

@@ -263,7 +263,7 @@ def _find(files: list[Path], report: ResultPrinter) -> tuple[list[Path], bool]:
 
 
 def _targets(draw: Path | None, pictures: list[Path]) -> list[Path | None]:
-    """Where the drawings go; refused here, before anything is asked of the gateway, where they cannot be."""
+    """The targets of the drawings. Ends the command before the first request if they cannot be written."""
     if draw is None:
         return [None] * len(pictures)
     if draw.exists() and means_folder(draw) and not draw.is_dir():
@@ -280,7 +280,7 @@ def _targets(draw: Path | None, pictures: list[Path]) -> list[Path | None]:
 
 
 def _one(question: _InferCommand, picture: Path, target: Path | None, report: ResultPrinter) -> bool:
-    """Whether the picture was answered, and drawn where that was asked."""
+    """Whether the picture has a result and, with --draw, a drawing."""
     try:
         data = picture.read_bytes()
         answer = question.ask(data)

@@ -45,6 +45,7 @@ class ThreadSlots:
 
     @property
     def held(self) -> int:
+        """Occupied slots."""
         return self._queue.held
 
     @asynccontextmanager

@@ -45,14 +45,17 @@ class Lettering:
 
     @property
     def weight(self) -> int:
+        """Line width of the font in pixels."""
         return max(1, round(self.scale * 1.5))
 
     @property
     def margin(self) -> int:
+        """Pixels around the text."""
         return max(2, round(4 * self.scale))
 
     @property
     def descent(self) -> int:
+        """Pixels below the baseline."""
         return int(cv2.getTextSize(TALLEST_TEXT, FONT, self.scale, self.weight)[1])
 
     def size(self, text: str) -> tuple[int, int]:

@@ -45,6 +45,7 @@ class Parameters:
         raise self.refusal(key, f"is not one of: {allowed}")
 
     def one_of(self, key: str, names: tuple[str, ...], default: str) -> str:
+        """One of the names, in this case."""
         text = self._text(key)
         if text is None:
             return default

@@ -157,7 +157,7 @@ class ImageEndpoint:
         if query.is_drawn and len(images) > 1:
             raise InvalidRequest(f"draw=1 with {len(images)} pictures; send one picture, or leave draw out")
         request_id = single_header(request, "x-request-id")
-        asked = ImageRequest(
+        image_request = ImageRequest(
             model.model_name,
             model.model_version,
             images,
@@ -168,7 +168,7 @@ class ImageEndpoint:
             write=partial(result_json, masks=query.masks),
         )
         response = await run_until_disconnect(
-            request.scope, request.receive, self._plane.infer_images(asked, caller_of(request))
+            request.scope, request.receive, self._plane.infer_images(image_request, caller_of(request))
         )
         if query.is_drawn:
             return Response(response.drawing, media_type="image/jpeg")
