@@ -1,8 +1,10 @@
 """EmbeddedEngine under way: what only it promises of its runs. What it shares with Triton is in tests/contract."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +311,36 @@ async def test_model_that_is_given_up_ends_its_calls_and_is_not_loaded_again(
     rows = [row for row in await engine.repository_index() if row.name == "slow"]
     assert [(row.state, row.reason) for row in rows] == [("UNAVAILABLE", "unloaded")]
     release.set()
+
+
+async def test_session_of_a_model_that_is_given_up_is_freed_when_its_run_ends(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session's memory, up to gigabytes, does not stay with the list of hung runs."""
+    release, entered = threading.Event(), threading.Event()
+    run = OrtModel.run
+    sessions: list[weakref.ref[OrtModel]] = []
+
+    def stuck(self: OrtModel, *args: Any) -> list[Any]:
+        sessions.append(weakref.ref(self))
+        entered.set()
+        release.wait(30)
+        return run(self, *args)
+
+    monkeypatch.setattr(OrtModel, "run", stuck)
+    await load_slow(engine, repository)
+    call = slow(engine, 1)
+    await asyncio.to_thread(entered.wait, 10)
+    await engine.give_up("slow")
+    with pytest.raises(EngineUnavailable):
+        await call
+    release.set()
+
+    async def is_freed() -> bool:
+        gc.collect()
+        return sessions[0]() is None
+
+    await until(is_freed)
 
 
 async def test_model_is_not_loaded_anew_beside_too_many_threads_that_hang(

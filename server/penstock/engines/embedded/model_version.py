@@ -275,7 +275,7 @@ class Run:
         self._options.terminate = True
 
     def execute(self, arrived_ns: int) -> _Ran:
-        """Thread root: raises only InferenceError."""
+        """Thread root, called once: raises only InferenceError."""
         try:
             return self._execute(arrived_ns)
         except OrtRequestError as error:
@@ -289,6 +289,7 @@ class Run:
             ) from error
         finally:
             self.is_over = True
+            del self._ort_model  # the engine's list of hung runs must not keep the session and its memory
 
     def _execute(self, arrived_ns: int) -> _Ran:
         began = time.monotonic_ns()
