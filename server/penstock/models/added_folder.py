@@ -75,6 +75,8 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
     if card is None:
         raise CannotAdd(f"{source} has no card: choose one with --layout")
     batches = _find_batches(file, config, card, inspection)
+    if not batches.max_rows:
+        batches = replace(batches, rows_per_s=_single_speed(file, card))
     text = config_text(_with_client_metadata(_with_batches(config, batches), inspection))
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
     if inspection.recognition.labels:
@@ -180,9 +182,11 @@ def proof_rows(card: VisionCard) -> list[dict[str, Array]]:
     return rows
 
 
-def _speeds(opened: ort.InferenceSession, row: Mapping[str, Array]) -> tuple[tuple[int, float], ...]:
+def _speeds(
+    opened: ort.InferenceSession, row: Mapping[str, Array], rows_tried: Sequence[int] = _ROWS_TRIED
+) -> tuple[tuple[int, float], ...]:
     """(batch size, rows per second) on one core: the fastest of several rounds within SPEED_BUDGET_S."""
-    feeds = {rows: {name: np.repeat(array, rows, axis=0) for name, array in row.items()} for rows in _ROWS_TRIED}
+    feeds = {rows: {name: np.repeat(array, rows, axis=0) for name, array in row.items()} for rows in rows_tried}
     fastest: dict[int, float] = {}
     until = time.monotonic() + SPEED_BUDGET_S
     for _ in range(_ROUNDS):  # interleaved, so that a busy moment does not count against one size
@@ -194,6 +198,14 @@ def _speeds(opened: ort.InferenceSession, row: Mapping[str, Array]) -> tuple[tup
             if time.monotonic() > until:
                 return tuple((size, size / seconds) for size, seconds in sorted(fastest.items()))
     return tuple((size, size / seconds) for size, seconds in sorted(fastest.items()))
+
+
+def _single_speed(file: Path, card: VisionCard) -> tuple[tuple[int, float], ...]:
+    """As _speeds, of a model that takes one picture a call. Empty if it does not run so."""
+    try:
+        return _speeds(_open(file), proof_rows(card)[0], rows_tried=(1,))
+    except (OrtLoadError, *ORT_ERRORS):
+        return ()
 
 
 def _best(speeds: Sequence[tuple[int, float]]) -> int:
@@ -209,11 +221,9 @@ def _best(speeds: Sequence[tuple[int, float]]) -> int:
 def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
     usual = {"intra_op_thread_count": "1"}
     if batches.rows_per_s:
-        usual |= {
-            "batch_owner": "gateway",
-            "max_batch_size": str(batches.best_rows),
-            "slo_p99_ms": str(default_slo_ms(batches.rows_per_s)),
-        }
+        usual["slo_p99_ms"] = str(default_slo_ms(batches.rows_per_s, batches.max_rows or 1))
+    if batches.rows_per_s and batches.max_rows:
+        usual |= {"batch_owner": "gateway", "max_batch_size": str(batches.best_rows)}
     parameters = {**usual, **config.parameters, ADDED_BY: "penstock models add"}
     if not batches.max_rows:
         one = tuple(replace(spec, shape=(1, *spec.shape[1:])) for spec in config.inputs if spec.shape)
@@ -227,12 +237,12 @@ def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
     )
 
 
-def default_slo_ms(rows_per_s: Sequence[tuple[int, float]]) -> int:
+def default_slo_ms(rows_per_s: Sequence[tuple[int, float]], max_rows: int) -> int:
     """Deadline of requests that have none: 2 s, or the time of eight of the largest calls on one core if it is longer.
 
     Without one, a queue of up to 1,024 requests delays all answers by many seconds under overload. rows_per_s: by rows.
     """
-    largest_s = MAX_ROWS / rows_per_s[-1][1]
+    largest_s = max_rows / rows_per_s[-1][1]
     return max(LEAST_SLO_MS, 100 * math.ceil(10 * SLO_CALLS * largest_s))
 
 

@@ -77,8 +77,9 @@ def test_batching_options_that_the_user_gives_win(tmp_path: Path) -> None:
 
 def test_default_deadline_gives_slow_models_more_time() -> None:
     """Two seconds, or eight of the largest calls."""
-    assert default_slo_ms(((1, 400.0), (8, 500.0))) == 2000
-    assert default_slo_ms(((1, 2.5), (2, 3.2))) == 20_000
+    assert default_slo_ms(((1, 400.0), (8, 500.0)), 8) == 2000
+    assert default_slo_ms(((1, 2.5), (2, 3.2)), 8) == 20_000
+    assert default_slo_ms(((1, 2.5),), 1) == 3200
 
 
 def test_model_whose_rows_depend_on_each_other_takes_one_picture_a_call(tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_model_whose_rows_depend_on_each_other_takes_one_picture_a_call(tmp_path
     config = read_config(added.folder / "config.pbtxt")
     assert (config.max_batch_size, config.inputs[0].shape) == (0, (1, 3, 64, 64))
     assert "batch_owner" not in config.parameters
+    assert config.parameters["slo_p99_ms"] == "2000"
     assert (added.folder / "1" / "model.onnx").read_bytes() == source.read_bytes()
 
 
