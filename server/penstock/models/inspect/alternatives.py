@@ -1,4 +1,4 @@
-"""Compares the guessed colour order and scale with the alternatives, by the confidence of results on the pictures.
+"""Compares the proposed colour order and scale with the alternatives, by the confidence of results on the pictures.
 
 Measured on five networks and the packaged pictures, each also mirrored: the right colour order is 0.03 to 0.10 more
 confident, or as confident (DEIMv2). The wrong scale finds nothing, or everything: scores of 1.00 all over the picture.
@@ -46,20 +46,20 @@ class Confidence:
 
 
 def compare(card: VisionCard, results_of: ResultsOf, hints: Hints, *, has_metadata: bool) -> Comparison:
-    """Questions where an alternative is clearly better than the guess. Values given by flags are not compared.
+    """Questions where an alternative is clearly better than the proposal. Values given by flags are not compared.
 
     card: the proposed card. results_of: runs the pictures with a card. has_metadata: the exporter is known.
     """
-    guess = confidence(results_of(card))
-    if guess is None:
+    proposed = confidence(results_of(card))
+    if proposed is None:
         return Comparison()
-    colors = _compared_colors(card, results_of, hints, guess, has_metadata=has_metadata)
-    scales = _compared_scales(card, results_of, hints, guess, has_metadata=has_metadata)
+    colors = _compared_colors(card, results_of, hints, proposed, has_metadata=has_metadata)
+    scales = _compared_scales(card, results_of, hints, proposed, has_metadata=has_metadata)
     warnings: tuple[str, ...] = ()
-    if not guess.classes and not colors.questions and not scales.questions and guess.best < _SURE:
+    if not proposed.classes and not colors.questions and not scales.questions and proposed.best < _SURE:
         warnings = (
-            f"the network finds nothing in the pictures (confidence {guess.best:.2f}), so colour order and scale are "
-            "not checked; pass your own pictures with --picture",
+            f"the network finds nothing in the pictures (confidence {proposed.best:.2f}), so colour order and scale "
+            "are not checked; pass your own pictures with --picture",
         )
     return Comparison(colors.evidence + scales.evidence, colors.questions + scales.questions, warnings)
 
@@ -75,10 +75,10 @@ def confidence(results: list[VisionResult]) -> Confidence | None:
 
 
 def _compared_colors(
-    card: VisionCard, results_of: ResultsOf, hints: Hints, guess: Confidence, *, has_metadata: bool
+    card: VisionCard, results_of: ResultsOf, hints: Hints, proposed: Confidence, *, has_metadata: bool
 ) -> Comparison:
     spec = card.prepare_spec
-    if spec.color is ColorFormat.GRAY or guess.classes or hints.color or "model-color-format" in hints.parameters:
+    if spec.color is ColorFormat.GRAY or proposed.classes or hints.color or "model-color-format" in hints.parameters:
         return Comparison()
     swapped = ColorFormat.BGR if spec.color is ColorFormat.RGB else ColorFormat.RGB
     changed = replace(spec, color=swapped, offsets=spec.offsets[::-1], channel_factors=spec.channel_factors[::-1])
@@ -86,20 +86,20 @@ def _compared_colors(
     if other is None:
         return Comparison()
     own_name, other_name = spec.color.name, swapped.name
-    seen = f"confidence on the pictures: {guess.best:.3f} as {own_name}, {other.best:.3f} as {other_name}"
+    seen = f"confidence on the pictures: {proposed.best:.3f} as {own_name}, {other.best:.3f} as {other_name}"
     choices = (other_name.lower(), own_name.lower())
     margin = _CLEARLY_WITH_METADATA if has_metadata else _CLEARLY
-    if guess.best >= _FOUND and other.best > guess.best + margin:
+    if proposed.best >= _FOUND and other.best > proposed.best + margin:
         return Comparison(questions=(Question(f"the colour order is not certain: {seen}", "--color", choices),))
-    is_better = guess.best >= other.best if has_metadata else guess.best > other.best + _ALIKE
-    if is_better or max(guess.best, other.best) < _SURE:
+    is_better = proposed.best >= other.best if has_metadata else proposed.best > other.best + _ALIKE
+    if is_better or max(proposed.best, other.best) < _SURE:
         return Comparison((seen,))
     alike = f"the pictures do not show the colour order: {seen}; {own_name}, the usual one, is used"
     return Comparison(questions=(Question(alike, "--color", choices[::-1], is_blocking=False),))
 
 
 def _compared_scales(
-    card: VisionCard, results_of: ResultsOf, hints: Hints, guess: Confidence, *, has_metadata: bool
+    card: VisionCard, results_of: ResultsOf, hints: Hints, proposed: Confidence, *, has_metadata: bool
 ) -> Comparison:
     spec = card.prepare_spec
     is_given = hints.scale is not None or hints.mean or hints.std or "net-scale-factor" in hints.parameters
@@ -110,22 +110,24 @@ def _compared_scales(
     other = _of(card, changed, results_of)
     if other is None:
         return Comparison()
-    named = ("pixels of 0 to 255", "pixels of 0 to 1") if is_raw else ("the guessed scale", "pixels of 0 to 255")
-    seen = f"confidence on the pictures: {guess.best:.3f} with {named[0]}, {other.best:.3f} with {named[1]}"
-    if _is_wrong_scale(guess, other):
+    named = ("pixels of 0 to 255", "pixels of 0 to 1") if is_raw else ("the proposed scale", "pixels of 0 to 255")
+    seen = f"confidence on the pictures: {proposed.best:.3f} with {named[0]}, {other.best:.3f} with {named[1]}"
+    if _is_wrong_scale(proposed, other):
         choices = (f"{changed.scale:.6g}", f"{spec.scale:.6g}")
-        is_blocking = not has_metadata or guess.best < _NOTHING
+        is_blocking = not has_metadata or proposed.best < _NOTHING
         question = Question(f"the scale is not certain: {seen}", "--scale", choices, is_blocking)
         return Comparison(questions=(question,))
     return Comparison((seen,))
 
 
-def _is_wrong_scale(guess: Confidence, other: Confidence) -> bool:
-    """Whether the guess finds nothing and the other scale does, or the guess is certain of everything."""
-    if guess.classes:
-        return guess.best < min(2.0 / guess.classes, other.best / 2) and _SURE <= other.best < _CERTAIN
-    finds_nothing = other.best >= _SURE and guess.best < other.best / 2 and other.best < _CERTAIN
-    finds_all = guess.best >= _CERTAIN and _SURE <= other.best < _CERTAIN and guess.results > 5 * max(other.results, 1)
+def _is_wrong_scale(proposed: Confidence, other: Confidence) -> bool:
+    """Whether the proposed scale finds nothing and the other does, or it is certain of everything."""
+    if proposed.classes:
+        return proposed.best < min(2.0 / proposed.classes, other.best / 2) and _SURE <= other.best < _CERTAIN
+    finds_nothing = other.best >= _SURE and proposed.best < other.best / 2 and other.best < _CERTAIN
+    finds_all = (
+        proposed.best >= _CERTAIN and _SURE <= other.best < _CERTAIN and proposed.results > 5 * max(other.results, 1)
+    )
     return finds_nothing or finds_all
 
 
