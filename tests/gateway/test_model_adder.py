@@ -56,6 +56,7 @@ def adding(tmp_path: Path) -> Adding:
     ("what", "kind", "text"),
     [
         ("refuse", InvalidRequest, "the model was not added: the file is no ONNX model"),
+        ("taken", InvalidRequest, "the model was not added: there is a model 'm' in PENSTOCK_HOME/models"),
         (
             "ask",
             InvalidRequest,

@@ -19,6 +19,7 @@ def main() -> int:
     what = flags.get("layout", "")
     refusal = {
         "refuse": {"error": f"{file} is no ONNX model", "questions": []},
+        "taken": {"error": f"there is a model 'm' in {home / 'models'}", "questions": []},
         "ask": {"error": "it is open; choose another name with --name", "questions": [QUESTION]},
         "code": {"error": "it has a custom operator; start the gateway with --allow-model-code", "questions": []},
         "full": {"error": f"the disk of {home} is full", "questions": [], "is_disk_full": True},

@@ -244,6 +244,7 @@ class Addition:
     def _for_client(self, text: str) -> str:
         """The command's sentence with query parameters in place of flags, and without the gateway's paths."""
         text = text.replace(str(self._request.file), "the file")
+        text = text.replace(str(self._adder.uploads.home), "PENSTOCK_HOME")
         text = text.replace("--name", "the name in the path").replace("--replace", "replace=1")
         return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 

@@ -14,6 +14,7 @@ from penstock.engines.load_policy import check_model
 from penstock.models.added_folder import ADDED_BY, Batches, CannotAdd, model_page, proto_text
 from penstock.models.inspect.inspection import Inspection
 from penstock.models.inspect.proposal import proposed_config
+from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.request_checks import is_version
 from penstock.vision.card import card_from_config
@@ -75,18 +76,13 @@ def fill_from_folder(staged: Path, source: Path, name: str, inspection: Inspecti
     proto.name = name
     if not proto.backend and not proto.platform:
         proto.backend = "onnxruntime"
-    proposed = proposed_config(inspection.facts, inspection.recognition, name, max_batch_size=proto.max_batch_size)
-    if _NETWORK_TYPE not in proto.parameters:
-        for key, value in proposed.parameters.items():
-            if key not in proto.parameters:
-                proto.parameters[key].string_value = value
     proto.parameters[ADDED_BY].string_value = "penstock models add"
-    tensors = model_config_pb2.ModelConfig()
-    text_format.Parse(proto_text(proposed), tensors)
-    for own, found in ((proto.input, tensors.input), (proto.output, tensors.output)):
-        if not own:
-            own.extend(found)
     try:
+        if _NETWORK_TYPE not in proto.parameters or not proto.input or not proto.output:
+            _complete(
+                proto,
+                proposed_config(inspection.facts, inspection.recognition, name, max_batch_size=proto.max_batch_size),
+            )
         if card_from_config(config_from_proto(proto)) is None:
             raise CannotAdd(f"{source} has no card: choose one with --layout")
     except InvalidRequest as error:
@@ -95,6 +91,19 @@ def fill_from_folder(staged: Path, source: Path, name: str, inspection: Inspecti
     batches = Batches(proto.max_batch_size, f"as in its {CONFIG_FILE}")
     (staged / "MODEL.md").write_text(model_page(name, inspection, batches, origin), encoding="utf-8")
     return batches
+
+
+def _complete(proto: model_config_pb2.ModelConfig, proposed: ModelConfig) -> None:
+    """Adds the card, the inputs and the outputs of `proposed` that proto does not have."""
+    if _NETWORK_TYPE not in proto.parameters:
+        for key, value in proposed.parameters.items():
+            if key not in proto.parameters:
+                proto.parameters[key].string_value = value
+    tensors = model_config_pb2.ModelConfig()
+    text_format.Parse(proto_text(proposed), tensors)
+    for own, found in ((proto.input, tensors.input), (proto.output, tensors.output)):
+        if not own:
+            own.extend(found)
 
 
 _TEXT_FILES = (CONFIG_FILE, "MODEL.md", "labels.txt", "golden.json", "golden.jpg")

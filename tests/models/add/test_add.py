@@ -215,6 +215,28 @@ def test_triton_folder_with_a_card_keeps_it(tmp_path: Path) -> None:
     assert card.layout.name == "yolov5"
 
 
+def without_output_shape(path: Path) -> None:
+    model = onnx.load(path)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+
+
+def test_triton_folder_is_added_though_its_file_leaves_an_output_open(tmp_path: Path) -> None:
+    """Its config says what the file does not; without a config, that is one sentence."""
+    own = TRITON + 'parameters { key: "network-type" value { string_value: "0" } }\n'
+    own += 'parameters { key: "layout" value { string_value: "yolox" } }\n'
+    whole, bare = (
+        triton_folder(tmp_path / "whole", own),
+        triton_folder(tmp_path / "bare", own.split("output")[0] + own[own.index("parameters") :]),
+    )
+    for folder in (whole, bare):
+        without_output_shape(folder / "2" / "model.onnx")
+    added = add_model(whole, "mine", AddOptions(Hints()), home=tmp_path / "home")
+    assert read_config(added.folder / "config.pbtxt").outputs[0].shape == (84, 85)
+    with pytest.raises(CannotAdd, match="is not a tensor of known rank"):
+        add_model(bare, "other", AddOptions(Hints()), home=tmp_path / "home")
+
+
 def test_folder_of_versions_without_a_config_is_added_by_its_newest_file(tmp_path: Path) -> None:
     """As that file alone would be."""
     added = add_model(triton_folder(tmp_path, ""), "mine", OPTIONS, home=tmp_path / "home")
