@@ -31,7 +31,7 @@ up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway
 	@exec $(BIN)/penstock up $(ARGS)
 
 serve: $(VENV)/.base $(TRITON)  ## the same with a model of yours (MODEL=best.onnx ARGS="--labels names.txt")
-	@exec $(BIN)/penstock serve $(MODEL) $(ARGS)
+	@exec $(BIN)/penstock serve '$(MODEL)' $(ARGS)
 
 gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)
 

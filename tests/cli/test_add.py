@@ -120,8 +120,32 @@ def test_remove_unloads_the_model_and_deletes_its_folder(penstock: Call, stand_i
     assert answer.exit_code == 0, answer.stderr
     assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/m/unload"]
     assert not (home() / "models" / "m").exists()
-    again = penstock("models", "remove", "m", "--url", stand_in.url)
+    again = penstock("models", "remove", "m", "--url", UNUSED_URL)
     assert (again.exit_code, "there is no model 'm'" in again.stderr) == (1, True)
+
+
+def test_remove_takes_a_model_out_of_service_whose_folder_is_gone(
+    penstock: Call, stand_in: StandIn, tmp_path: Path
+) -> None:
+    """A removal that did not reach the gateway says so; with its address, the model is unloaded afterwards."""
+    penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--no-load")
+    first = penstock("models", "remove", "m", "--url", UNUSED_URL)
+    assert (first.exit_code, "give its --url" in first.stderr) == (0, True)
+    second = penstock("models", "remove", "m", "--url", stand_in.url)
+    assert second.exit_code == 0, second.stderr
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/m/unload"]
+    assert f"m is unloaded at {stand_in.url}" in second.stdout
+
+
+def test_mean_without_a_standard_deviation_is_a_question(penstock: Call, tmp_path: Path) -> None:
+    """ImageNet's mean alone would be served with wrong pictures; the message has both answers."""
+    answer = penstock(
+        "models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--mean", "0.485,0.456,0.406", "--no-load"
+    )
+    assert answer.exit_code == 1
+    assert "a mean is given without a standard deviation; use --std 0.229,0.224,0.225 (ImageNet's) or 1,1,1" in (
+        answer.stderr
+    )
 
 
 def test_model_with_a_name_that_is_taken_is_not_added_without_replace(penstock: Call, tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ class AddFailure(msgspec.Struct, frozen=True):
     is_disk_full: bool
 
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
 @dataclass(frozen=True, slots=True)
 class AddContext:
     """Options of one command, and the console for its reports."""
@@ -81,6 +84,7 @@ class AddContext:
     settings: Settings
     options: "AddOptions"
     console: Console
+    url: str = ""  # of the gateway that will serve it; empty for the default
     is_serving: bool = False  # `penstock serve`, whose stack prints its own addresses
 
 
@@ -107,14 +111,13 @@ def add(
     options = AddOptions(
         flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin
     )
-    place = AddContext(settings_or_fail(home), options, Console(stderr=as_json, highlight=False))
+    gateway = gateway_of(url, api_key)
+    place = AddContext(settings_or_fail(home), options, Console(stderr=as_json, highlight=False), gateway.url)
     sources = sources_of(files, name)
     is_complete = True
     with stoppable("the unfinished model is removed"):
         for source, model_name in sources:
-            is_complete = add_one(place, source, model_name, gateway_of(url, api_key) if load else None, as_json) and (
-                is_complete
-            )
+            is_complete = add_one(place, source, model_name, gateway if load else None, as_json) and (is_complete)
     if not is_complete:
         raise typer.Exit(1)
 
@@ -130,22 +133,23 @@ def remove(
 
     settings = settings_or_fail(home)
     gateway = gateway_of(url, api_key)
+    is_unloaded = False
     try:
         check_name(name)
-        folder = repository_of(settings.home_path) / name
-        if folder.is_dir():
-            gateway.unload(name)
+        gateway.unload(name)  # also if its folder is gone: a removal without this gateway's address left it there
+        is_unloaded = True
     except GatewayUnreachable:
-        pass
+        print_failure(f"no gateway runs at {gateway.url}: if one elsewhere serves {name}, give its --url")
     except CatalogueError as error:
         fail(str(error), code=1)
     except GatewayError as error:
         print_failure(f"{name} is not unloaded at {gateway.url}: {error}")
     try:
-        removed = remove_model(name, home=settings.home_path)
+        typer.echo(f"removed {remove_model(name, home=settings.home_path)}")
     except CatalogueError as error:
-        fail(str(error), code=1)
-    typer.echo(f"removed {removed}")
+        if not is_unloaded or (repository_of(settings.home_path) / name).exists():
+            fail(str(error), code=1)
+        typer.echo(f"{name} is unloaded at {gateway.url}; it has no folder in {repository_of(settings.home_path)}")
 
 
 def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
@@ -286,13 +290,12 @@ def _print(report: AddReport, place: AddContext) -> None:
     line(f"  batches: {rows}; {report.batches}")
     for sentence in report.warnings:
         line(f"  note: {sentence}")
-    if place.is_serving:
-        line(f"  try it: penstock infer {report.name} photo.jpg --draw out.jpg")
-        return
-    line(f"  {report.state}")
-    url = "http://127.0.0.1:8000" if not report.state.startswith("loaded at ") else report.state.split()[-1]
+    if not place.is_serving:
+        line(f"  {report.state}")
+    url = place.url or DEFAULT_URL
+    elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     line("")
-    line(f"  penstock infer {report.name} photo.jpg --draw out.jpg")
+    line(f"  penstock infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
     target = f"{url}/v2/models/{report.name}/image"
     line(f"  curl --data-binary @photo.jpg -H 'content-type: image/jpeg' {target}")
     request = f"u.Request('{target}', open('photo.jpg', 'rb'), {{'content-type': 'image/jpeg'}})"

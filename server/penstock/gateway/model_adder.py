@@ -233,7 +233,7 @@ class Addition:
             failure = _Failure(self._process_error(code, stderr.decode("utf-8", "replace")))
         if failure.is_disk_full:
             raise StorageFull(failure.error)
-        is_listed = any(question.ambiguous == failure.error for question in failure.questions)
+        is_listed = any(failure.error.startswith(question.ambiguous) for question in failure.questions)
         sentences = [] if is_listed else [failure.error]
         for question in failure.questions:
             choices = f"={' or '.join(question.choices)}" if question.choices else ""

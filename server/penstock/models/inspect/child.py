@@ -21,6 +21,8 @@ from penstock.process_limits import end_with_parent, limit_process
 
 _MAX_REASON = 300  # characters of an unforeseen error
 
+_MOST_CHOICES = 4  # in a reason; `models inspect` shows all
+
 
 def main(arguments: list[str]) -> None:
     """Answers one request of standard input on standard output."""
@@ -60,8 +62,8 @@ def run(request: InspectionRequest) -> Inspection:
         return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, reason)
     if open_questions:
         first = open_questions[0]
-        more = f" ({len(open_questions) - 1} more questions)" if len(open_questions) > 1 else ""
-        reason = f"{first.ambiguous}; use {first.flag}{more}"
+        choices = f" {' or '.join(first.choices)}" if len(first.choices) <= _MOST_CHOICES else ""
+        reason = f"{first.ambiguous}; use {first.flag}{choices}"
         return Inspection(facts, recognition, trial, Verdict.AMBIGUOUS, reason)
     if trial.failure:
         return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}")

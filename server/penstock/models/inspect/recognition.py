@@ -47,6 +47,7 @@ _TYPES = {
     "semantic": NetworkType.SEGMENTATION,
     "classification": NetworkType.CLASSIFIER,
 }
+_STANDARD_DEVIATIONS = ("0.229,0.224,0.225 (ImageNet's)", "1,1,1")
 _NORMALISATIONS = (
     "0.485,0.456,0.406 with --std 0.229,0.224,0.225 (ImageNet)",
     "0.5,0.5,0.5 with --std 0.5,0.5,0.5 (-1 to 1)",
@@ -150,6 +151,11 @@ def _size_question(model: ModelSignature) -> Question:
     )
 
 
+def _lacks_std(hints: Hints) -> bool:
+    """Whether a mean of values from 0 to 1 was given alone: networks that have one were trained with both."""
+    return any(hints.mean) and max(hints.mean) <= 1.0 and not hints.std and hints.scale is None
+
+
 def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str, str]) -> Recognition:
     family = _family(model, match)
     network_type = _TYPES.get(match.layout, NetworkType.DETECTOR)
@@ -161,6 +167,8 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
         questions.append(_size_question(model))
     if family.ambiguity:
         questions.append(Question(family.ambiguity, "--mean", _NORMALISATIONS))
+    if _lacks_std(model.hints):
+        questions.append(Question("a mean is given without a standard deviation", "--std", _STANDARD_DEVIATIONS))
     points, point_questions = _points(model, match)
     card = {
         "network-type": str(network_type.value),
