@@ -260,3 +260,12 @@ def test_depth_of_any_size_is_finite() -> None:
     for array in (np.full((8, 8), np.inf, np.float32), np.zeros((2, 8, 8), np.float32), np.zeros((0, 8), np.float32)):
         with pytest.raises(EngineFailed, match="output 'a'"):
             decoded(DepthMap, "depth", (array,), geometry)
+
+
+def test_many_independent_classes_of_a_large_picture_are_refused_at_once() -> None:
+    """A thousand maps of 40 million pixels would take a minute."""
+    geometry = fitted((8000, 5000), (64, 64), FITS[0])
+    started = time.monotonic()
+    with pytest.raises(EngineFailed, match="1000 classes over the threshold, each for 8000x5000 pixels"):
+        decoded(SegmentationMap, "semantic", (np.ones((1000, 8, 8), np.float32),), geometry, has_sigmoid=True)
+    assert time.monotonic() - started < 5

@@ -17,6 +17,7 @@ from penstock.vision.spec import NetworkType
 _STRIPE_PIXELS = 1 << 18  # pixels of the picture that are resampled at a time: few enough for the CPU's cache
 _WHOLE_PIXELS = 1 << 22  # of pictures that a faster function resizes as a whole
 _MAX_CLASSES = 1 << 16
+_MAX_RESAMPLED_PIXELS = 1 << 30  # of all classes of a picture: about two seconds
 _MAX_SKEW = math.log(2.0)  # how much a map's width : height may differ from the network's
 _MAX_VALUE = 1e30  # larger values are clipped: their differences overflow float32
 
@@ -30,7 +31,7 @@ def parse_semantic(outputs: Outputs, options: LayoutOptions, geometry: Geometry)
     if len(planes) > _MAX_CLASSES:
         raise outputs.refuse(name, planes, f"at most {_MAX_CLASSES} classes")
     if len(planes) == 1 or options.has_sigmoid:
-        return _map_of_levels(planes, options, geometry)
+        return _map_of_levels(outputs, planes, options, geometry)
     return _map_of_labels(_best_class(planes, geometry), options)
 
 
@@ -204,8 +205,8 @@ def _map_of_labels(labels: Array, options: LayoutOptions) -> SegmentationMap:
     return _segmentation((labels.shape[0], labels.shape[1]), present, options, lambda class_id: labels == class_id)
 
 
-def _map_of_levels(planes: FloatArray, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
-    """Each class has the pixels over segmentation-threshold. planes: (classes, h, w)."""
+def _map_of_levels(outputs: Outputs, planes: FloatArray, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
+    """Each class has the pixels over segmentation-threshold. planes: (classes, h, w). Raises EngineFailed."""
     level = logit(options.segmentation_threshold) if options.has_sigmoid else options.segmentation_threshold
     size = (geometry.source_height, geometry.source_width)
 
@@ -216,6 +217,12 @@ def _map_of_levels(planes: FloatArray, options: LayoutOptions, geometry: Geometr
         return bits
 
     likely = np.flatnonzero(planes.max(axis=(1, 2)) > level).tolist()
+    if len(likely) > 1 and len(likely) * size[0] * size[1] > _MAX_RESAMPLED_PIXELS:
+        raise outputs.broken(
+            options.output_names[0],
+            f"has {len(likely)} classes over the threshold, each for {size[1]}x{size[0]} pixels; at most "
+            f"{_MAX_RESAMPLED_PIXELS} pixels of all classes are computed. Send a smaller picture",
+        )
     present = np.array([class_id for class_id in likely if bits_of(class_id).any()], np.int64)
     return _segmentation(size, present, options, bits_of)
 
