@@ -269,3 +269,13 @@ def test_many_independent_classes_of_a_large_picture_are_refused_at_once() -> No
     with pytest.raises(EngineFailed, match="1000 classes over the threshold, each for 8000x5000 pixels"):
         decoded(SegmentationMap, "semantic", (np.ones((1000, 8, 8), np.float32),), geometry, has_sigmoid=True)
     assert time.monotonic() - started < 5
+
+
+def test_noise_of_many_classes_on_a_large_picture_takes_seconds() -> None:
+    """All 300 classes compete for each of 40 million pixels, which would take half a minute."""
+    geometry = fitted((8000, 5000), (64, 64), FITS[0])
+    noise = np.random.default_rng(0).uniform(size=(300, 8, 8)).astype(np.float32)
+    started = time.monotonic()
+    result = decoded(SegmentationMap, "semantic", (noise,), geometry)
+    assert time.monotonic() - started < 10
+    assert set(result.class_id.tolist()) == set(noise.argmax(axis=0).ravel().tolist())

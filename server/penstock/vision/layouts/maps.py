@@ -17,6 +17,7 @@ from penstock.vision.spec import NetworkType
 _STRIPE_PIXELS = 1 << 18  # pixels of the picture that are resampled at a time: few enough for the CPU's cache
 _WHOLE_PIXELS = 1 << 22  # of pictures that a faster function resizes as a whole
 _MAX_CLASSES = 1 << 16
+_MAX_COMPARED_PIXELS = 1 << 32  # of all classes: about ten seconds
 _MAX_RESAMPLED_PIXELS = 1 << 30  # of all classes of a picture: about two seconds
 _MAX_SKEW = math.log(2.0)  # how much a map's width : height may differ from the network's
 _MAX_VALUE = 1e30  # larger values are clipped: their differences overflow float32
@@ -140,9 +141,14 @@ def _enlarged(classes: Array, geometry: Geometry) -> Array:
 
 
 def _best_class(planes: FloatArray, geometry: Geometry) -> Array:
-    """(height, width) of the picture, uint8 or uint16: the class of the highest value; ties by class."""
+    """(height, width) of the picture, uint8 or uint16: the class of the highest value; ties by class.
+
+    Noise of many classes on a large picture is not resampled: it gets the class of the nearest of the network's pixels.
+    """
     labels = np.empty((geometry.source_height, geometry.source_width), _label_type(len(planes)))
     is_contender = _contenders(planes, labels.size)
+    if is_contender.sum() / planes.shape[1] * labels.size > _MAX_COMPARED_PIXELS:
+        return _enlarged(planes.argmax(axis=0).astype(labels.dtype), geometry)
     step = planes.shape[1] / geometry.network_height
     for rows in _stripes(geometry):
         first, last = (((row * geometry.scale_y) + geometry.pad_y) * step for row in (rows.start, rows.stop))
