@@ -109,10 +109,10 @@ def resize_geometry(width: int, height: int, spec: PictureSpec) -> ResizeGeometr
         resized_width, resized_height = _scaled(width, scale), _scaled(height, scale)
         pad_x, pad_y = -((resized_width - spec.width) // 2), -((resized_height - spec.height) // 2)
         return _middle(ResizeGeometry(0, 0, width, height, resized_width, resized_height, pad_x, pad_y), spec)
-    scale = min(spec.width / width, spec.height / height)
+    scale = min(spec.height / height, spec.width / width)
+    if spec.fit is PictureFit.PAD_RIGHT_BOTTOM:  # truncates, as nvinfer and YOLOX do
+        return ResizeGeometry(0, 0, width, height, max(int(width * scale), 1), max(int(height * scale), 1))
     resized_width, resized_height = _scaled(width, scale), _scaled(height, scale)
-    if spec.fit is PictureFit.PAD_RIGHT_BOTTOM:
-        return ResizeGeometry(0, 0, width, height, resized_width, resized_height)
     pad_x, pad_y = (spec.width - resized_width) // 2, (spec.height - resized_height) // 2
     return ResizeGeometry(0, 0, width, height, resized_width, resized_height, pad_x, pad_y)
 
