@@ -75,6 +75,30 @@ async def test_call_that_fails_because_the_models_process_is_replaced_is_503(
         await rig.plane.relay(Verb.INFER, InferHead("plain"), GrpcCall("ModelInfer", b""))
 
 
+async def test_call_of_a_process_that_was_replaced_meanwhile_is_503(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new process can serve before the engine answers the old one's calls; a later call's error is its own."""
+    monkeypatch.setattr(admission_control, "CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(admission_control, "LONG_WAIT_S", 0.0)
+    looked = asyncio.Event()
+    is_replaced = False
+
+    async def send(call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        nonlocal is_replaced
+        if not is_replaced:
+            is_replaced = True
+            rig.watch.mark_unavailable("plain", Cause.HANG, "it answered nothing for 30 s")
+            monkeypatch.setattr(rig.watch, "note_late", lambda *_, **__: looked.set())
+            await looked.wait()
+            rig.watch.note_served("plain")
+            assert rig.watch.models["plain"].unavailable is None
+        return HttpAnswer(500, (), b'{"error":"Stub process is not healthy."}')
+
+    monkeypatch.setattr(rig.backend, "send", send)
+    with pytest.raises(ModelUnavailable, match="it answered nothing for 30 s"):
+        await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)
+    assert (await rig.plane.relay(Verb.INFER, InferHead("plain"), CALL)).status == 500
+
+
 async def test_call_that_waits_long_is_reported_until_it_is_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of each model; a call without a deadline would otherwise never be noticed."""
     monkeypatch.setattr(admission_control, "CHECK_INTERVAL_S", 0.001)

@@ -64,6 +64,7 @@ class AdmissionControl:
         self._quotas = quotas
         self._running = CuttableCalls()
         self._unanswered: dict[object, tuple[str, float]] = {}  # model and start of each inference, oldest first
+        self._last_unavailable: dict[str, tuple[float, InferenceError]] = {}  # when calls waited
         self._look: asyncio.TimerHandle | None = None
         watch.when_silent(lambda why: self._running.cut(f"the engine fell silent over this request: {why}"))
 
@@ -167,15 +168,23 @@ class AdmissionControl:
             self._watch.note_failed(model_name)
 
     def note_failed(self, model_name: str) -> None:
-        """Reports a failed inference. Raises ModelUnavailable if the model's process is being replaced."""
+        """Reports a failed inference. Raises ModelUnavailable if the model's process is or was being replaced."""
         self._watch.note_failed(model_name)
-        if (why := self._unavailable(model_name)) is not None:
+        began = min(
+            (began for name, began in self._unanswered.values() if name == model_name), default=time.monotonic()
+        )
+        if (why := self._unavailable_since(model_name, began)) is not None:
             raise why
 
     def _unavailable(self, model_name: str) -> InferenceError | None:
         """Why the gateway does not serve the model at present; None if it does."""
         known = self._watch.models.get(model_name)
         return known.error if known is not None and known.unavailable in _RESTART_CAUSES else None
+
+    def _unavailable_since(self, model_name: str, began: float) -> InferenceError | None:
+        """The same, or why the model was unavailable at a moment after `began`: its process was replaced since then."""
+        seen_at, why = self._last_unavailable.get(model_name, (began, None))
+        return self._unavailable(model_name) or (why if seen_at > began else None)
 
     def _begin(self, call: object, model_name: str, began: float) -> None:
         self._unanswered[call] = model_name, began
@@ -190,6 +199,8 @@ class AdmissionControl:
             if now - began < LONG_WAIT_S:
                 break
             waits.setdefault(model_name, now - began)
+            if (why := self._unavailable(model_name)) is not None:
+                self._last_unavailable[model_name] = now, why
         for model_name, waited_s in waits.items():
             self._watch.note_late(model_name, waited_s, is_waiting=True)
         self._look = None
@@ -302,7 +313,7 @@ class _InferenceCall(_OtherWay):
     ) -> None:
         cut: InferenceError | None = self._control._running.end(error)
         if isinstance(error, EngineFailed):
-            cut = self._control._unavailable(self._head.model_name)
+            cut = self._control._unavailable_since(self._head.model_name, self._began)
         if cut is not None:
             kind, error, trace = type(cut), cut, None
         try:
