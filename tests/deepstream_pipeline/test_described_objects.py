@@ -22,7 +22,7 @@ FRAMES, SIZE = 8, (160, 96)
 SETTINGS = """
 source: {uri: clip.mp4, camera_id: cam}
 primary-gie: {model: one_box}
-secondary-gie: [{model: pose}, {model: plates}, {model: reid, secondary-reinfer-interval: 4}]
+secondary-gie: [{model: pose}, {model: plates}, {model: reid}]
 sink: [{type: jsonl, folder: out}, {type: mp4, folder: out}]
 osd: {display-text: no, display-trail: no, display-title: no}
 api: {enable: false}
@@ -58,7 +58,7 @@ def core(tmp_path: Path) -> Iterator[FakeCore]:
 
 
 def test_objects_have_poses_texts_and_vectors(core: FakeCore, tmp_path: Path) -> None:
-    """Keypoints are in pixels of the frame, in every frame; a vector is in the lines of the frames that made it."""
+    """Keypoints are in pixels of the frame, in every frame; a vector is in the line of the frame that made it."""
     write_clip(tmp_path / "clip.mp4", frames=FRAMES, size=SIZE)
     program = Program(read(SETTINGS, tmp_path), EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
     try:
@@ -74,7 +74,7 @@ def test_objects_have_poses_texts_and_vectors(core: FakeCore, tmp_path: Path) ->
         assert one["keypoints"] == [[width / 4, height / 2, 0.8], [width * 3 / 4, height / 2, 0.7]]
         assert one["attributes"][0] == {"model": "plates", "class_id": -1, "label": "AB", "score": 1.0}
     vectors = [[row["vector"] for row in one["attributes"][1:]] for one in objects]
-    assert vectors == [[[0.6, 0.8]], [], [], [], [[0.6, 0.8]], []]
+    assert vectors == [[[0.6, 0.8]], [], [], [], [], []]
     assert "mask" not in objects[0]
     with av.open(tmp_path / "out" / "annotated.mp4") as video:
         *_, last = (frame.to_ndarray(format="rgb24") for frame in video.decode(video=0))
