@@ -127,7 +127,7 @@ def test_remove_unloads_the_model_and_deletes_its_folder(penstock: Call, stand_i
 def test_remove_takes_a_model_out_of_service_whose_folder_is_gone(
     penstock: Call, stand_in: StandIn, tmp_path: Path
 ) -> None:
-    """A removal that did not reach the gateway says so; with its address, the model is unloaded afterwards."""
+    """A removal that did not reach the gateway asks for its address; with it, the model is unloaded afterwards."""
     penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--no-load")
     first = penstock("models", "remove", "m", "--url", UNUSED_URL)
     assert (first.exit_code, "give its --url" in first.stderr) == (0, True)

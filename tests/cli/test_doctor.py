@@ -136,7 +136,7 @@ def test_models_that_the_gateway_cannot_serve_are_findings(stand_in: StandIn) ->
 
 
 def test_models_of_no_gateway_or_one_that_refuses(stand_in: StandIn) -> None:
-    """Without a gateway there is no finding; with one that wants a key, a note says so."""
+    """Without a gateway there is no finding; with one that needs a key there is a note."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     assert model_findings(GatewayClient(f"http://127.0.0.1:{port}")) == []

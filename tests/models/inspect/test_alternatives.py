@@ -94,7 +94,7 @@ def test_a_scale_that_finds_everything_is_asked() -> None:
 
 
 def test_pictures_without_known_objects_are_said() -> None:
-    """Nothing is asked by pictures that show nothing, and the page says so."""
+    """Pictures that show nothing raise no question, and the page has a warning."""
     found = compared({})
     assert not found.questions
     assert "--picture" in found.warnings[0]

@@ -274,7 +274,7 @@ def test_boxes_that_the_layout_does_not_have_are_reported(tmp_path: Path, kind: 
 
 
 def test_missing_sigmoids_are_seen(tmp_path: Path) -> None:
-    """Scores below 0 are logits: the card applies the sigmoid, and the page says so."""
+    """Scores below 0 are logits: the card applies the sigmoid, and the page names it."""
     logits = transposed(joined(centres(N640, 640), numbers(N640, 80, low=-9, high=3)))
     found = inspected(constant_model(tmp_path / "model.onnx", {"output0": logits}, image=(1, 3, 640, 640)))
     assert found.recognition.parameters["apply-sigmoid"] == "1"
