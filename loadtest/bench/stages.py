@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Self
 
 import cv2
+import onnxruntime
 
 from penstock.gateway.batching.merging import merge_rows
 from penstock.protocol.engine import ModelConfig
@@ -57,6 +59,10 @@ class StageProcesses:
         """The engine's outputs of each picture to results. outputs: by name, batch axis and all."""
         return self._shared(_parse_once, (self._pictures, card, tuple(outputs), seconds))
 
+    def engine_alone(self, file: Path, tensors: Sequence[Tensor], seconds: float) -> StageRun:
+        """ONNX Runtime with one thread in each process: what the embedded engine cannot beat. file: ONNX."""
+        return self._shared(_infer_once, (file, tuple((one.name, one.to_numpy()) for one in tensors), seconds))
+
     def _together(self, stage: Callable[[tuple[bytes, ...], PrepareSpec, float], StageRun], seconds: float) -> StageRun:
         return self._shared(stage, (self._pictures, self._spec, seconds))
 
@@ -97,6 +103,18 @@ def _parse_once(
         response = InferResponse("m", "1", tuple(tensor_from_numpy(name, array) for name, array in arrays.items()))
         jobs.append(functools.partial(parse, card, response, 0, geometry))
     return _run_stage(jobs, seconds)
+
+
+@functools.lru_cache(1)
+def _session(file: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def _infer_once(file: Path, inputs: tuple[tuple[str, Array], ...], seconds: float) -> StageRun:
+    session = _session(file)
+    return _run_stage([functools.partial(session.run, None, {name: array}) for name, array in inputs], seconds)
 
 
 def _run_stage(jobs: Sequence[Callable[[], object]], seconds: float) -> StageRun:

@@ -37,7 +37,7 @@ def test_image_endpoint_bench_prints_the_rate_against_its_limit(
     assert answer.returncode == 0, answer.stderr
     assert re.search(r"of the harmonic limit: \d", answer.stdout)
     (result,) = json.loads(report.read_text())["results"]
-    rates = [result[f"{stage}_rate"]["median"] for stage in ("decode", "resize", "engine")]
+    rates = [result[f"{stage}_rate"]["median"] for stage in ("decode", "resize", "engine", "outputs")]
     assert result["limit_rate"]["median"] == pytest.approx(1 / sum(1 / rate for rate in rates))
     assert result["endpoint_rate"]["median"] > 0
     assert result["endpoint_gateway_cpu_ms"]["median"] > 0

@@ -78,6 +78,17 @@ def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
     assert "of the harmonic limit: 0.80 (0.80-0.80)" in table(result)
 
 
+def test_image_result_takes_the_session_alone_where_the_engine_has_no_port() -> None:
+    """The embedded engine runs in the gateway: its limit is ONNX Runtime alone, in a process a core."""
+    rounds = ImageRounds()
+    for stage in (rounds.decode, rounds.resize, rounds.outputs, rounds.session):
+        stage.append(StageRun(400, 5.0))
+    rounds.endpoint.append(MeasuredRepetition(Repetition(80, 1, 2, 10), 9, 0, 1))
+    result = result_of(image_options(["--model", "m", "--engine-file", "model.onnx"]), rounds)
+    assert (result["engine_rate"].median, result["limit_rate"].median) == (400, pytest.approx(100))
+    assert "of the harmonic limit: 0.80 (0.80-0.80)" in table(result)
+
+
 @pytest.mark.parametrize(("pairs", "low", "high"), [(6, 1, 6), (12, 3, 10), (20, 6, 15), (100, 40, 61)])
 def test_median_interval_is_that_of_the_sign_test(pairs: int, low: int, high: int) -> None:
     """The ranks equal those in tables of the sign test; the order of the pairs does not matter."""

@@ -8,12 +8,17 @@ of the endpoint), and O results are made of outputs, then the four, one after th
 1 / (1/D + 1/R + 1/E + 1/O): the harmonic limit. What HTTP, queues and hops cost is what is missing to 1.00. Where an
 engine leaves cores idle, stages run side by side and the endpoint can pass 1.00; then the slowest stage alone is the
 limit, which is shown, too.
+
+The embedded engine has no port of its own. Then E is ONNX Runtime alone, one thread on each core (--engine-file), and
+the model's config comes from the gateway:
+
+    python -m loadtest.bench.gateway.image_endpoint --engine-grpc 127.0.0.1:8001 --engine-file model.onnx --model NAME
 """
 
 import argparse
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +40,7 @@ from penstock.vision.spec import PrepareSpec
 from penstock_load.clients.payloads import MEDIA_TYPES, Picture, make_pictures
 from penstock_load.witness.process_cpu import NotListening, meter_of_port
 
+StageCall = Callable[[float], StageRun]
 WARM_UP_S = 0.5
 HEAD = ("stage", "images/s", "CPU ms: stage", "gateway", "Triton", "client")
 
@@ -46,6 +52,7 @@ class ImageRounds:
     decode: list[StageRun] = field(default_factory=list)
     resize: list[StageRun] = field(default_factory=list)
     outputs: list[StageRun] = field(default_factory=list)
+    session: list[StageRun] = field(default_factory=list)  # the engine alone, where it has no port
     engine: list[MeasuredRepetition] = field(default_factory=list)
     endpoint: list[MeasuredRepetition] = field(default_factory=list)
 
@@ -60,8 +67,9 @@ def result_of(options: argparse.Namespace, rounds: ImageRounds) -> dict[str, Any
 
     ratio: the endpoint's rate by the harmonic limit of the same round. slowest_ratio: by its slowest stage alone.
     """
-    together = zip(rounds.decode, rounds.resize, rounds.outputs, rounds.engine, strict=True)
-    stages = [(decode.rate, resize.rate, parse.rate, engine.timing.rate) for decode, resize, parse, engine in together]
+    engine_rates = [one.rate for one in rounds.session] or [one.timing.rate for one in rounds.engine]
+    together = zip(rounds.decode, rounds.resize, rounds.outputs, engine_rates, strict=True)
+    stages = [(decode.rate, resize.rate, parse.rate, engine) for decode, resize, parse, engine in together]
     served = [whole.timing.rate for whole in rounds.endpoint]
     limits, slowest = [harmonic_limit(*rates) for rates in stages], [min(rates) for rates in stages]
     alone = {"rate": lambda one: one.rate, "cpu_ms": lambda one: one.cpu_ms}
@@ -77,7 +85,7 @@ def result_of(options: argparse.Namespace, rounds: ImageRounds) -> dict[str, Any
         **_named("decode", spreads(alone, rounds.decode)),
         **_named("resize", spreads(alone, rounds.resize)),
         **_named("outputs", spreads(alone, rounds.outputs)),
-        **_named("engine", spreads(timed | cpu, rounds.engine)),
+        **_named("engine", spreads(alone, rounds.session) if rounds.session else spreads(timed | cpu, rounds.engine)),
         "limit_rate": spread(limits),
         **_named("endpoint", spreads(timed | cpu, rounds.endpoint)),
         "ratio": spread([rate / limit for rate, limit in zip(served, limits, strict=True)]),
@@ -121,7 +129,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         card = picture_card(config)
         spec = card.prepare_spec
         contents = [picture.content for picture in pictures]
-        messages = [grpc_infer(options.model, tensor) for tensor in raw_tensors(contents, spec, config)]
+        tensors = raw_tensors(contents, spec, config)
+        messages = [grpc_infer(options.model, tensor) for tensor in tensors]
         outputs = [await _outputs(engine, options.model, message) for message in messages]
         path = f"/v2/models/{options.model}/image"
         requests = [BenchRequest(path, {"content-type": p.media_type}, p.content) for p in pictures]
@@ -133,8 +142,17 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             await gateway.post(requests[number % len(requests)])
 
         with StageProcesses(contents, spec) as stages:
-            parse_alone = partial(stages.outputs_alone, card, outputs)
-            return result_of(options, await _rounds(options, stages, parse_alone, meters, ask_engine, ask_endpoint))
+            alone: dict[str, StageCall] = {
+                "decode": stages.decode_alone,
+                "resize": stages.resize_alone,
+                "outputs": partial(stages.outputs_alone, card, outputs),
+            }
+            if options.engine_file:
+                alone["session"] = partial(stages.engine_alone, options.engine_file, tensors)
+                calls = {"endpoint": ask_endpoint}
+            else:
+                calls = {"engine": ask_engine, "endpoint": ask_endpoint}
+            return result_of(options, await _rounds(options, meters, alone, calls))
 
 
 async def _outputs(engine: GrpcPort, model_name: str, message: bytes) -> dict[str, Array]:
@@ -156,29 +174,20 @@ def picture_card(config: ModelConfig) -> VisionCard:
 
 
 async def _rounds(
-    options: argparse.Namespace,
-    stages: StageProcesses,
-    parse_alone: Callable[[float], StageRun],
-    meters: Meters,
-    ask_engine: Call,
-    ask_endpoint: Call,
+    options: argparse.Namespace, meters: Meters, alone: Mapping[str, StageCall], calls: Mapping[str, Call]
 ) -> ImageRounds:
+    """alone, calls: by their name in ImageRounds. The order is another one in each round."""
     rounds = ImageRounds()
-    for call in (ask_engine, ask_endpoint):
+    for call in calls.values():
         await run_closed_loop(call, concurrency=options.concurrency, seconds=min(WARM_UP_S, options.seconds))
     for _ in range(options.rounds):
-        turns = ["decode", "resize", "outputs", "engine", "endpoint"]
-        random.shuffle(turns)
-        for turn in turns:
-            if turn == "decode":  # blocks the loop on purpose: a stage is measured while nothing else runs
-                rounds.decode.append(stages.decode_alone(options.seconds))
-            elif turn == "resize":
-                rounds.resize.append(stages.resize_alone(options.seconds))
-            elif turn == "outputs":
-                rounds.outputs.append(parse_alone(options.seconds))
+        for turn in random.sample([*alone, *calls], len(alone) + len(calls)):
+            if turn in alone:  # blocks the loop on purpose: a stage is measured while nothing else runs
+                getattr(rounds, turn).append(alone[turn](options.seconds))
             else:
-                call, repetitions = (ask_engine, rounds.engine) if turn == "engine" else (ask_endpoint, rounds.endpoint)
-                repetitions.append(await meters.measure(call, concurrency=options.concurrency, seconds=options.seconds))
+                call, seconds = calls[turn], options.seconds
+                measured = await meters.measure(call, concurrency=options.concurrency, seconds=seconds)
+                getattr(rounds, turn).append(measured)
         print(".", end="", file=sys.stderr, flush=True)
     return rounds
 
@@ -193,6 +202,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's REST address")
     parser.add_argument(
         "--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address (penstock up --engine-grpc-port 9001)"
+    )
+    parser.add_argument(
+        "--engine-file", type=Path, metavar="ONNX", help="the model's file, for a stack with --engine embedded"
     )
     parser.add_argument("--model", default="fastestdet")
     parser.add_argument("--image", type=Path, nargs="*", default=[], metavar="FILE", help="default: generated pictures")
