@@ -103,6 +103,29 @@ def test_a_queue_that_has_grown_goes_out_in_as_many_parts_as_there_are_instances
     assert [bench.pop().rows for _ in range(2)] == [50, 38]
 
 
+@pytest.mark.parametrize(("alpha_s", "beta_s", "expected"), [(0.0003, 0.015, 3), (0.03, 0.00001, 6)])
+def test_one_of_two_busy_instances_takes_all_rows_only_if_that_saves_time(
+    alpha_s: float, beta_s: float, expected: int
+) -> None:
+    """At full load, rows that save nothing by sharing a call are left for the other instance."""
+    bench = Bench(max_batch_size=8, instances=2)
+    bench.teach(takes=lambda rows: alpha_s + beta_s * rows)
+    for _ in range(200):
+        bench.push(16 - bench.queue.statistics().rows)
+        batches = sorted((bench.pop(), bench.pop()), key=lambda batch: batch.rows)
+        begin = bench.now
+        for batch in batches:
+            bench.now = begin + alpha_s + beta_s * batch.rows
+            bench.queue.done(batch, bench.now)
+    while bench.queue.statistics().rows:
+        batch = bench.pop()
+        bench.done(batch, alpha_s + beta_s * batch.rows)
+
+    bench.push(6)
+
+    assert bench.pop().rows == expected
+
+
 @pytest.mark.parametrize("rate", [6000.0, 9000.0])
 def test_no_queue_stands_before_instances_that_are_idle(rate: float) -> None:
     """What waits is what comes between two batches, not what once had waited: these instances could do 20,000/s."""

@@ -281,10 +281,14 @@ def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcR
     if status != b"0":
         text = unquote_to_bytes(_first(b"grpc-message", trailers)).decode(errors="replace")
         return GrpcReply(int(status), b"", text, trailing)
-    body = parts[0] if len(parts) == 1 else b"".join(parts)
-    if len(body) < PREFIX_BYTES or body[0] or int.from_bytes(body[1:PREFIX_BYTES], "big") != len(body) - PREFIX_BYTES:
-        return GrpcReply(INTERNAL, b"", f"the answer is no single gRPC message ({len(body)} bytes)", trailing)
-    return GrpcReply(0, body[PREFIX_BYTES:], "", trailing)
+    if parts and len(parts[0]) >= PREFIX_BYTES:
+        prefix, body = parts[0][:PREFIX_BYTES], b"".join((memoryview(parts[0])[PREFIX_BYTES:], *parts[1:]))  # one copy
+    else:
+        whole = b"".join(parts)
+        prefix, body = whole[:PREFIX_BYTES], whole[PREFIX_BYTES:]
+    if len(prefix) < PREFIX_BYTES or prefix[0] or int.from_bytes(prefix[1:], "big") != len(body):
+        return GrpcReply(INTERNAL, b"", f"the answer is no single gRPC message ({len(prefix + body)} bytes)", trailing)
+    return GrpcReply(0, body, "", trailing)
 
 
 def _first(name: bytes, fields: Fields) -> bytes:
