@@ -2,10 +2,10 @@
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import Field, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,30 +83,33 @@ class ModelFlags:
         return tuple(self.picture or [])
 
 
-def with_model_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: replaces the command's parameter `flags` by one option per field, for typer."""
-    hints = get_type_hints(ModelFlags, include_extras=True)
-    own = inspect.signature(command, eval_str=True)
-    others = [parameter for name, parameter in own.parameters.items() if name != "flags"]
-    kinds = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(one.name, kinds, default=_default(one), annotation=hints[one.name]) for one in _FIELDS]
-    first = [parameter.replace(kind=kinds) for parameter in others]
+def with_options(
+    group: str, options: Sequence[inspect.Parameter], make: Callable[..., Any] = dict
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: replaces the command's parameter `group` by these options, for typer.
 
-    def run(**given: Any) -> None:
-        flags = ModelFlags(**{one.name: given.pop(one.name) for one in _FIELDS})
-        command(**given, flags=flags)
+    The command's `group` is then what `make` returns for the options' values, passed by name.
+    """
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([*first, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*first, *added)}
-    return run
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [one for name, one in inspect.signature(command, eval_str=True).parameters.items() if name != group]
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
+
+        def run(**given: Any) -> None:
+            values = make(**{one.name: given.pop(one.name) for one in options})
+            command(**given, **{group: values})
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
-def _default(one: "Field[Any]") -> Any:
-    return one.default
-
-
-_FIELDS = fields(ModelFlags)
+with_model_flags = with_options(
+    "flags", (*inspect.signature(ModelFlags, eval_str=True).parameters.values(),), ModelFlags
+)
 
 
 def _deepstream(path: Path) -> "Hints":

@@ -3,7 +3,6 @@
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +10,17 @@ from rich.console import Console
 
 from penstock.cli.add import AddContext, Files, Home, Name, add_one, sources_of
 from penstock.cli.gateway_client import settings_or_fail
-from penstock.cli.model_flags import ModelFlags, with_model_flags
+from penstock.cli.model_flags import ModelFlags, with_model_flags, with_options
 from penstock.cli.terminal import fail, stoppable
 from penstock.cli.up import EPILOG, up
 
 __all__ = ["EPILOG", "serve"]
 
 _OWN = ("models", "home")  # of `up`: set here
+_UP_OPTIONS = [one for name, one in inspect.signature(up, eval_str=True).parameters.items() if name not in _OWN]
 
 
-def _with_up_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: adds the options of `penstock up`, passed to the command as the dict `up_flags`."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    flags = {name: one for name, one in inspect.signature(up, eval_str=True).parameters.items() if name not in _OWN}
-    own = [one for one in inspect.signature(command).parameters.values() if one.name != "up_flags"]
-
-    def run(**given: Any) -> None:
-        up_flags = {name: given.pop(name) for name in flags}
-        command(**given, up_flags=up_flags)
-
-    parameters = [*own, *(one.replace(kind=kind) for one in flags.values())]
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-@_with_up_flags
+@with_options("up_flags", _UP_OPTIONS)
 @with_model_flags
 def serve(
     files: Files,

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
 from penstock.models.inspect.facts import ModelFacts
@@ -161,8 +161,8 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
     network_type = _TYPES.get(match.layout, NetworkType.DETECTOR)
     if match.layout in LAYOUTS:
         network_type = LAYOUTS[match.layout].network_type
-    names, class_card, label_questions, label_warnings = _labels(model, match)
-    questions = [*match.questions, *label_questions]
+    labelled = _labels(model, match)
+    questions = [*match.questions, *labelled.questions]
     if match.needs_size and model.size is None:
         questions.append(_size_question(model))
     if family.ambiguity:
@@ -176,7 +176,7 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
         **_input_card(model, match, family),
         **_output_card(model, match),
         **match.card,
-        **class_card,
+        **labelled.card,
         **points,
         **_thresholds(model, match, network_type),
         **corrected,
@@ -188,16 +188,16 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
         network_type=network_type.value,
         family=family.name,
         parameters={key: value for key, value in card.items() if value},
-        labels=names,
+        labels=labelled.names,
         class_count=match.class_count,
         keypoint_names=tuple(filter(None, card.get("keypoint-names", "").split(";"))),
         input_name=model.image.name,
         input_size=None if _follows_picture(model, match) else model.size,
         input_shape=_input_shape(model, match),
         rows_follow_batch=match.rows_follow_batch,
-        evidence=(*match.why, *_preprocessing_evidence(model, family), *_labels_evidence(model, match, names)),
+        evidence=(*match.why, *_preprocessing_evidence(model, family), *_labels_evidence(model, match, labelled.names)),
         questions=(*questions, *point_questions),
-        warnings=(*match.warnings, *label_warnings, *_size_warnings(model)),
+        warnings=(*match.warnings, *labelled.warnings, *_size_warnings(model)),
     )
 
 
@@ -317,33 +317,38 @@ def _thresholds(model: ModelSignature, match: LayoutMatch, network_type: Network
     return found
 
 
-_Labels = tuple[tuple[str, ...], dict[str, str], tuple[Question, ...], tuple[str, ...]]
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """names: by class id. card: parameters."""
+
+    names: tuple[str, ...] = ()
+    card: Mapping[str, str] = field(default_factory=dict)
+    questions: tuple[Question, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def _labels(model: ModelSignature, match: LayoutMatch) -> _Labels:
-    """Labels by class id, their parameters, questions and warnings."""
     count, names, origin = match.class_count, model.names, model.names_origin
     if match.layout in ("ctc", "db", "depth", "embedding"):
-        return (), {}, (), ()
+        return _Labels()
     if match.labels and not model.hints.labels:
-        return match.labels, {"labels": ";".join(match.labels)}, (), ()
+        return _Labels(match.labels, {"labels": ";".join(match.labels)})
     if names and (not count or len(names) == count or (match.layout.startswith("rf-detr") and len(names) == count - 1)):
-        return names, {"labels": ";".join(names)}, (), ()
+        return _Labels(names, {"labels": ";".join(names)})
     if names and model.hints.labels:
         sentence = f"{origin} has {len(names)} names, but the network has {count} classes"
-        return (), {}, (Question(sentence, "--labels"),), ()
-    warnings = (
-        (f"{origin} is not used: it has {len(names)} names, but the network has {count} classes",) if names else ()
-    )
+        return _Labels(questions=(Question(sentence, "--labels"),))
+    unused = f"{origin} is not used: it has {len(names)} names, but the network has {count} classes"
+    warnings = (unused,) if names else ()
     known = labels.of_count(count, has_background=match.layout in ("torchvision", "tf-detection"))
     if known is not None:
         class_ids = {"class-ids": ";".join(map(str, range(1, 91)))} if count == 90 else {}
-        return known.names, {"labels": ";".join(known.names), **class_ids}, (), warnings
+        return _Labels(known.names, {"labels": ";".join(known.names), **class_ids}, warnings=warnings)
     perhaps = "; perhaps VOC's" if count in (20, 21) else ""
     counted = f"the names of its {count} classes are" if count else "the names of its classes are"
     counted = "the name of its class is" if count == 1 else counted
     sentence = f"{counted} not in the file{perhaps}: results have class ids only"
-    return (), {}, (Question(sentence, "--labels", is_blocking=False),), warnings
+    return _Labels(questions=(Question(sentence, "--labels", is_blocking=False),), warnings=warnings)
 
 
 def _points(model: ModelSignature, match: LayoutMatch) -> tuple[dict[str, str], tuple[Question, ...]]:
