@@ -15,6 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.cli import infer, models
+from penstock.gateway.workers import running_stacks
 from penstock_load.cli import commands as load
 from tests.support.web_server import serving
 
@@ -125,10 +126,12 @@ def stand_in() -> Iterator[StandIn]:
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No settings of the machine, a home of its own, a wide terminal."""
+    """No settings and no stacks of the machine, a home of its own, a wide terminal."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path_factory.mktemp("penstock-home")))
+    run_folders = tmp_path_factory.mktemp("penstock-runs")
+    monkeypatch.setattr(running_stacks, "run_folders", lambda: run_folders)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 

@@ -11,10 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.cli.gateway_client import GatewayClient
-from penstock.gateway.workers.running_stacks import RunningStack
+from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack
 from penstock_video.cli import engine as video_engine
 from penstock_video.cli.engine import (
-    UP_CHILD,
     EngineUnavailable,
     engine_for,
     grpc_beside,
@@ -88,7 +87,7 @@ def test_gateway_elsewhere_is_asked_with_the_key_of_the_variable(stand_in: Stand
 def test_gateway_that_does_not_answer_is_a_sentence() -> None:
     """Not a traceback."""
     with (
-        pytest.raises(EngineUnavailable, match=r"nothing answers at .* its address with --gateway"),
+        pytest.raises(EngineUnavailable, match=r"nothing answers at .* its address with --url"),
         engine_for(EngineSettings(gateway="http://127.0.0.1:9"), ["m"], {}, print),
     ):
         pass
@@ -123,7 +122,7 @@ def test_of_several_stacks_the_one_that_is_used_is_named(
     with capture_logs() as lines, engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place.http_url == stand_in.url
     assert [(line["used"], line["others"]) for line in lines] == [(stand_in.url, f"{gone}, {gone}")]
-    assert "--gateway" in lines[0]["choose_by"]
+    assert "--url" in lines[0]["choose_by"]
 
 
 def test_where_no_stack_serves_the_model_the_newest_says_why(

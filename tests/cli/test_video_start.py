@@ -185,3 +185,15 @@ def test_audit_log_that_cannot_be_opened_fails_before_anything_starts(run: Run) 
     done = run(*CLIP, "--audit-log", "nowhere/audit.jsonl")
     assert done.exit_code == 2
     assert "audit_log nowhere/audit.jsonl: cannot be opened (No such file or directory)" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--url", "--gateway"])
+def test_gateways_address_has_one_name_and_its_former_one(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    """`--url` as in all commands; `--gateway` still works, and is not in the help."""
+    seen: list[str] = []
+    monkeypatch.setattr(video, "_run", lambda config, flags, *_: seen.append(flags.gateway) or 0)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.add_typer(video.app, name="video")
+    assert CliRunner().invoke(app, ["video", "run", *CLIP, flag, "http://gpu:8000"]).exit_code == 0
+    assert seen == ["http://gpu:8000"]
+    assert "--gateway" not in CliRunner().invoke(app, ["video", "run", "--help"]).stdout

@@ -79,7 +79,7 @@ def test_secondary_model_says_what_each_object_is(video_place: Place, tmp_path: 
 FAILURES = {
     "nothing answers at http://127.0.0.1:9": (
         1,
-        ("--source", "clip.mp4", "--model", "street", "--gateway", "http://127.0.0.1:9"),
+        ("--source", "clip.mp4", "--model", "street", "--url", "http://127.0.0.1:9"),
     ),
     "rules.yaml:1:47: analytics.line-crossing[0].class-id: 'persn': the model has no such class; did you mean": (
         2,

@@ -121,7 +121,7 @@ def test_gateway_elsewhere_infers_for_a_program_with_its_key(
 ) -> None:
     """By gRPC, with all frames; no engine is started here."""
     stack, key = guarded
-    words = ("--source", clip, "--model", "street", "--gateway", stack.http_url, "--out", tmp_path / "out")
+    words = ("--source", clip, "--model", "street", "--url", stack.http_url, "--out", tmp_path / "out")
     ended = run(lonely, *words, PENSTOCK_API_KEY=key)
     assert ended.code == 0, ended.err
     objects = lines(tmp_path / "out" / "objects.jsonl")
@@ -133,7 +133,7 @@ def test_gateway_elsewhere_infers_for_a_program_with_its_key(
 
 def test_gateway_that_wants_a_key_says_so(lonely: Place, guarded: tuple[RunningStack, str], clip: Path) -> None:
     """One sentence that names the variable, and exit code 1; a wrong key is not repeated."""
-    words = ("--source", clip, "--model", "street", "--gateway", guarded[0].http_url)
+    words = ("--source", clip, "--model", "street", "--url", guarded[0].http_url)
     ended = run(lonely, *words, PENSTOCK_API_KEY="not-the-key")
     assert ended.code == 1
     assert one_sentence(ended), ended.err

@@ -174,7 +174,7 @@ def test_video_from_its_image_follows_people_through_a_clip(pod: Pod, shared_dir
     """The video program infers at the gateway, writes what it found into its volume, and is healthy meanwhile."""
     started(pod, "stack", environ=OPEN)
     shutil.copy(shared_dir / "media" / "vtest.avi", pod.home("video"))
-    words = ["--gateway", "http://127.0.0.1:8000", "--model", "street", "--interval", "4", "--json"]
+    words = ["--url", "http://127.0.0.1:8000", "--model", "street", "--interval", "4", "--json"]
     words += ["--source", "/var/lib/penstock/vtest.avi", "--out", "/var/lib/penstock/out"]
     video = started(pod, "video", command=words)
     assert video.process.wait(300) == 0, video.text()[-3000:]
@@ -187,7 +187,7 @@ def test_video_from_its_image_finishes_when_it_is_asked_to_end(pod: Pod, shared_
     """SIGTERM: what was decoded is written whole; the exit code is a shell's for SIGTERM."""
     started(pod, "stack", environ=OPEN)
     shutil.copy(shared_dir / "media" / "vtest.avi", pod.home("video"))
-    words = ["--gateway", "http://127.0.0.1:8000", "--model", "street", "--loop", "--realtime"]
+    words = ["--url", "http://127.0.0.1:8000", "--model", "street", "--loop", "--realtime"]
     words += ["--source", "/var/lib/penstock/vtest.avi", "--out", "/var/lib/penstock/out"]
     video = started(pod, "video", command=words)
     objects = video.home / "out" / "objects.jsonl"

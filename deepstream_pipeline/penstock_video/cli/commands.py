@@ -137,7 +137,8 @@ def run(
     sink: SinkFlag = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
     shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
-    gateway: Annotated[str, typer.Option(metavar="URL", help="use this gateway; or PENSTOCK_GATEWAY_URL")] = "",
+    url: Annotated[str, typer.Option(help="use this gateway; or PENSTOCK_GATEWAY_URL", show_default=False)] = "",
+    former_url: Annotated[str, typer.Option("--gateway", hidden=True, help="former name of --url")] = "",
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
@@ -169,7 +170,7 @@ def run(
     """
     flags = Flags(
         sources=tuple(source or ()), model=model, out=out, interval=interval, rules=rules, lines=tuple(line or ()),
-        sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=gateway,
+        sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=url or former_url,
         engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
         allowed_outbound=tuple(allow_outbound or ()),

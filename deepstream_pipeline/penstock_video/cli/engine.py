@@ -19,7 +19,7 @@ import structlog
 from penstock.cli.gateway_client import GatewayClient, GatewayError, GatewayUnreachable, settings_or_fail
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import one_line
-from penstock.gateway.workers.running_stacks import RunningStack, running_stacks
+from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack, is_bound, running_stacks
 from penstock.gpu.mps.control import PIPE_DIRECTORY, MpsOptions
 from penstock.models.catalogue import read_catalogue
 from penstock.network import host_and_port
@@ -27,7 +27,6 @@ from penstock_video.infer.options import EngineAddress, RowMemory
 from penstock_video.settings.models import EngineChoice, EngineSettings, VideoSettings, gateway_fault
 from penstock_video.types import DecoderKind
 
-UP_CHILD = "penstock_video.cli.up_child"
 GATEWAY_VARIABLE = "PENSTOCK_GATEWAY_URL"
 START_TIMEOUT_S, STOP_TIMEOUT_S, HURRY_S = 180.0, 45.0, 5.0
 _LOOK_S = 0.1
@@ -82,7 +81,7 @@ def engine_for(
         stack = _that_serves(models, joinables, api_key)
         others = ", ".join(one.http_url for one in joinables if one is not stack)
         if others:
-            log.warning("several stacks are running", used=stack.http_url, others=others, choose_by="--gateway URL")
+            log.warning("several stacks are running", used=stack.http_url, others=others, choose_by="--url URL")
         yield place_of(stack, api_key)
         return
     require_installed(models)
@@ -121,7 +120,7 @@ def grpc_beside(gateway: str) -> str:
 
 def joinable(stacks: Sequence[RunningStack]) -> RunningStack | None:
     """The newest running stack that is not another command's own engine."""
-    return next((stack for stack in stacks if not _is_bound(stack.process_id)), None)
+    return next((stack for stack in stacks if not is_bound(stack)), None)
 
 
 def _that_serves(models: Sequence[str], stacks: Sequence[RunningStack], api_key: str) -> RunningStack:
@@ -143,7 +142,7 @@ def require_models(gateway: GatewayClient, models: Sequence[str]) -> None:
         rows = gateway.repository_index()
     except GatewayUnreachable as error:
         raise EngineUnavailable(
-            f"nothing answers at {gateway.url}: start it there with `penstock up`, or give its address with --gateway"
+            f"nothing answers at {gateway.url}: start it there with `penstock up`, or give its address with --url"
         ) from error
     except GatewayError as error:
         raise EngineUnavailable(str(error)) from error
@@ -258,10 +257,3 @@ def _import_program() -> None:
     ):  # of two threads that import the same; the main thread raises what fails
         import_module("penstock_video.main")
         import_module("penstock_video.track.bytetrack")
-
-
-def _is_bound(process_id: int) -> bool:
-    try:
-        return UP_CHILD.encode() in Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False

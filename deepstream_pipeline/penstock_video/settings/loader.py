@@ -346,9 +346,9 @@ def _engine(root: Section, flags: Flags) -> EngineSettings:
         section.complain(section["type"], section.at("type"), text)
     complaints = root.reading.complaints
     if flags.gateway and (fault := gateway_fault(flags.gateway)):
-        complaints.add("--gateway", fault)
+        complaints.add("--url", fault)
     if flags.gateway and flags.engine not in ("", "auto"):
-        complaints.add("--engine", f"{flags.engine} and --gateway exclude each other; leave one out")
+        complaints.add("--engine", f"{flags.engine} and --url exclude each other; leave one out")
     if flags.gateway:
         return replace(settings, gateway=flags.gateway, grpc="", choice=EngineChoice.AUTO)
     return replace(settings, choice=EngineChoice(flags.engine), gateway="", grpc="") if flags.engine else settings

@@ -22,9 +22,8 @@ from loadtest.bench.video.figures import ModelRounds, StreamRounds
 from loadtest.bench.video.limits import LOADS, THREADS, EngineAlone, EngineLoad, Preparing, decode_alone
 from loadtest.bench.video.program import ProgramRun, VideoProgram
 from loadtest.bench.wire import BadAnswer
-from penstock.gateway.workers.running_stacks import RunningStack
+from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack
 from penstock_load.witness.process_cpu import CpuMeter
-from penstock_video.cli.engine import UP_CHILD
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 

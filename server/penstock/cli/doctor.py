@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.gateway_client import API_KEY_VARIABLE, GatewayClient, GatewayError, GatewayUnreachable, url_of
+from penstock.cli.gateway_client import API_KEY_VARIABLE, GatewayClient, GatewayError, GatewayUnreachable, local_url
 from penstock.cli.model_list import in_short
 from penstock.cli.terminal import one_line
 from penstock.doctor import finding as configuration
@@ -38,7 +38,7 @@ def doctor(
     """
     settings, mistake = _settings(config)
     findings = [*configuration.settings_findings(mistake, _given(config)), *examine(plan_of(settings))]
-    gateway = GatewayClient(url_of(settings), os.environ.get(API_KEY_VARIABLE, ""))
+    gateway = GatewayClient(local_url(settings), os.environ.get(API_KEY_VARIABLE, ""))
     findings += model_findings(gateway)
     if as_json:
         sys.stdout.write(as_object(findings) + "\n")

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from penstock.cli.image_result import ImageResults
-from penstock.cli.terminal import fail
+from penstock.cli.terminal import fail, print_failure
 from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.settings import Settings, SettingsError, read_settings
@@ -327,7 +327,10 @@ def _error_of(
 DEFAULT_HTTP_PORT = 8000
 API_KEY_VARIABLE = "PENSTOCK_API_KEY"
 
-Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
+Url = Annotated[
+    str | None,
+    typer.Option(help="the gateway [the stack that runs here, else http://127.0.0.1:8000]", show_default=False),
+]
 ApiKey = Annotated[
     str, typer.Option("--api-key", envvar=API_KEY_VARIABLE, show_default=False, help="of a gateway that asks for one")
 ]
@@ -342,10 +345,25 @@ def settings_or_fail(home: Path | None = None) -> Settings:
 
 
 def gateway_url(given: str | None) -> str:
-    """The address that was given, else that of the gateway which `penstock up` would start here."""
-    if given is not None:
-        return given
-    return url_of(settings_or_fail())
+    """The address that was given, else that of a gateway of this machine."""
+    return local_url(settings_or_fail()) if given is None else given
+
+
+def local_url(settings: Settings) -> str:
+    """The address of the user's newest running stack, else that of the one which `penstock up` would start.
+
+    A port in the settings chooses among the stacks. With several, a line on standard error names the one that is used.
+    """
+    from penstock.gateway.workers.running_stacks import is_bound, running_stacks  # 60 ms, which --url saves
+
+    urls = [stack.http_url for stack in running_stacks() if not is_bound(stack)]
+    if "http_port" in settings.model_fields_set and settings.http_port:
+        urls = [url for url in urls if urlsplit(url).port == settings.http_port]
+    if not urls:
+        return url_of(settings)
+    if len(urls) > 1:
+        print_failure(f"{len(urls)} stacks run here; {urls[0]} is used, the newest. Give an address to choose another")
+    return urls[0]
 
 
 def url_of(settings: Settings) -> str:
@@ -355,7 +373,7 @@ def url_of(settings: Settings) -> str:
 
 
 def gateway_of(url: str | None, api_key: str) -> GatewayClient:
-    """The gateway at that address, else the one that `penstock up` would start here."""
+    """The gateway at that address, else that of this machine."""
     if not api_key.isascii() or not api_key.isprintable():
         fail(f"--api-key (or {API_KEY_VARIABLE}) holds signs that no header carries: give the key as it was shown")
     return GatewayClient(gateway_url(url), api_key)

@@ -129,8 +129,8 @@ WRONG = [
     (replace(CAM, lines=("Door=1,2,3",)), "--line: 'Door=1,2,3': NAME=x1,y1,x2,y2 is needed"),
     (replace(CAM, lines=("Door=1,2,1,2",)), "--line: analytics.line-crossing[0].line"),
     (replace(CAM, shard="3/3"), "--shard: shard 3/3"),
-    (replace(CAM, gateway="gpu:8000"), "--gateway: a gateway's address is needed"),
-    (replace(CAM, gateway="http://g:1", engine="triton"), "--engine: triton and --gateway"),
+    (replace(CAM, gateway="gpu:8000"), "--url: a gateway's address is needed"),
+    (replace(CAM, gateway="http://g:1", engine="triton"), "--engine: triton and --url"),
 ]  # fmt: skip
 
 

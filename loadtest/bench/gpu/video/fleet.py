@@ -19,7 +19,7 @@ import yaml
 
 from loadtest.bench.child import Child
 from loadtest.bench.wire import BadAnswer
-from penstock_video.cli.engine import UP_CHILD
+from penstock.gateway.workers.running_stacks import UP_CHILD
 
 DECODERS_FULL = "makes no more decoders"  # in the reason of a source that found no decoder left on the GPU
 WAITS = "waits for its turn at the card"  # in that of one that has not asked the GPU yet, or asks again

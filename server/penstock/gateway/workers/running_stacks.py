@@ -15,6 +15,7 @@ from penstock.network import is_loopback
 
 MAX_PATH_BYTES = 107  # of a Unix socket on Linux
 ROOM_BYTES = 24  # for a socket's own name
+UP_CHILD = "penstock_video.cli.up_child"  # module in the command line of a video program's own stack
 _UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, which quotes other characters
 
 
@@ -69,6 +70,14 @@ def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
         return ()
     found = [read for path in folder.glob(f"run-*/{_STACK_FILE_NAME}") if (read := _read_stack_file(path)) is not None]
     return tuple(stack for _, stack in sorted(found, key=lambda item: item[0], reverse=True))
+
+
+def is_bound(stack: RunningStack) -> bool:
+    """Whether the stack is the own engine of a video program, with which it ends."""
+    try:
+        return UP_CHILD.encode() in Path(f"/proc/{stack.process_id}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def stack_at(http_url: str, base: Path | None = None) -> RunningStack | None:

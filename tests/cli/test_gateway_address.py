@@ -1,0 +1,109 @@
+"""The gateway that a command without --url uses: a running stack of this user, else the default address."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from penstock.cli import doctor
+from penstock.cli.gateway_client import local_url
+from penstock.engines.run_directory import RunDirectory, claim_run_directory
+from penstock.gateway.settings import read_settings
+from penstock.gateway.workers import running_stacks
+from penstock.gateway.workers.running_stacks import UP_CHILD, publish_stack
+from tests.cli.conftest import Call, StandIn
+
+ROW = {"name": "ppe", "version": "1", "state": "READY", "reason": ""}
+Publish = Callable[[str], RunDirectory]
+
+
+@pytest.fixture
+def publish() -> Iterator[Publish]:
+    """Publishes a running stack of this address, newer than the ones before."""
+    base = running_stacks.run_folders()
+    base.chmod(0o700)
+    with ExitStack() as directories:
+
+        def start(http_url: str) -> RunDirectory:
+            directory = directories.enter_context(claim_run_directory(base)[0])
+            publish_stack(directory.path, http_url, "127.0.0.1:1")
+            number = len(list(base.glob("run-*")))
+            os.utime(directory.path / "running.json", ns=(number, number))
+            return directory
+
+        yield start
+
+
+def test_commands_without_url_use_the_stack_that_runs_here(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
+    """A stack on another port than 8000 is found by its run directory; standard error says nothing."""
+    stand_in.index = [ROW]
+    publish(stand_in.url)
+    answer = penstock("models", "list")
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert "ppe" in answer.stdout
+    assert stand_in.asked
+
+
+def test_of_several_stacks_the_newest_is_used_and_named(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
+    """One line on standard error names it, and how to use another."""
+    stand_in.index = [ROW]
+    publish("http://127.0.0.1:9")
+    publish(stand_in.url)
+    answer = penstock("models", "unload", "ppe")
+    named = f"penstock: 2 stacks run here; {stand_in.url} is used, the newest. Give an address to choose another\n"
+    assert (answer.exit_code, answer.stderr) == (0, named)
+    assert stand_in.asked[-1].path == "/v2/repository/models/ppe/unload"
+
+
+def test_address_that_is_given_wins(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
+    """With --url the stacks of this machine are not read."""
+    stand_in.index = [ROW]
+    publish("http://127.0.0.1:9")
+    publish("http://127.0.0.1:9")
+    answer = penstock("models", "unload", "ppe", "--url", stand_in.url)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+
+
+def test_port_in_the_settings_chooses_the_stack(publish: Publish) -> None:
+    """PENSTOCK_HTTP_PORT chooses among the running stacks, with the scheme of the one on that port."""
+    publish("https://127.0.0.1:9000")
+    publish("http://127.0.0.1:9100")
+
+    def url(**environ: str) -> str:
+        return local_url(read_settings({}, environ=environ))
+
+    assert url(PENSTOCK_HTTP_PORT="9000") == "https://127.0.0.1:9000"
+    assert url(PENSTOCK_HTTP_PORT="9200") == "http://127.0.0.1:9200"
+    assert url(PENSTOCK_HTTP_PORT="0") == "http://127.0.0.1:9100"
+
+
+def test_without_a_stack_the_default_address_is_used(publish: Publish) -> None:
+    """A stack that has ended is not used."""
+    publish("http://127.0.0.1:9100").release()
+    assert local_url(read_settings({}, environ={})) == "http://127.0.0.1:8000"
+
+
+def test_own_stack_of_a_video_program_is_not_used(publish: Publish) -> None:
+    """It ends with that program."""
+    waiting = [sys.executable, "-c", "print(flush=True); input()", UP_CHILD]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as video:
+        assert video.stdout is not None
+        video.stdout.readline()  # its command line can be read now
+        file = publish("http://127.0.0.1:9100").path / "running.json"
+        file.write_text(file.read_text().replace(f'"process_id":{os.getpid()}', f'"process_id":{video.pid}'))
+        assert local_url(read_settings({}, environ={})) == "http://127.0.0.1:8000"
+        video.kill()
+
+
+def test_doctor_lists_the_models_of_the_stack_that_runs_here(
+    stand_in: StandIn, publish: Publish, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The finding names the address."""
+    stand_in.index = [ROW]
+    publish(stand_in.url)
+    monkeypatch.setattr(doctor, "examine", lambda plan: [])
+    doctor.doctor(config=None, as_json=False)
+    assert f"1 served by the gateway at {stand_in.url}" in capsys.readouterr().out
