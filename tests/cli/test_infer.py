@@ -49,11 +49,12 @@ def test_infer_detector_prints_a_table_of_boxes_and_the_timings(penstock: Call, 
 
 
 def test_infer_classifier_prints_labels_and_scores(penstock: Call, stand_in: StandIn, photo: Path) -> None:
-    """A class without a label is named by its number."""
-    stand_in.result = {"classes": [{"class_id": 3, "label": "[cat]", "score": 0.75}, {"class_id": 9, "score": 0.2}]}
+    """One row per class; square brackets of a label are printed."""
+    cat, other = {"class_id": 3, "label": "[cat]", "score": 0.75}, {"class_id": 9, "label": "9", "score": 0.2}
+    stand_in.result = {"classes": [cat, other]}
     lines = penstock("infer", "pets", photo, "--url", stand_in.url).stdout.splitlines()
     assert cells(lines[2]) == ["label", "score"]
-    assert [cells(line) for line in lines[4:6]] == [["[cat]", "0.750"], ["class 9", "0.200"]]
+    assert [cells(line) for line in lines[4:6]] == [["[cat]", "0.750"], ["9", "0.200"]]
 
 
 def test_infer_nothing_found_says_so(penstock: Call, stand_in: StandIn, photo: Path) -> None:
@@ -163,6 +164,15 @@ RESULTS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
             }
         },
         [["label", "pixels", "share"], ["sky", "1800", "18.0%"], ["road", "3", "0.0%"]],
+    ),
+    "outlines of areas": (
+        {
+            "segmentation": {
+                "size": [100, 100],
+                "classes": [{"class_id": 4, "label": "sky", "area": 66, "polygons": [[[10, 20], [20, 20], [20, 30]]]}],
+            }
+        },
+        [["label", "pixels", "share"], ["sky", "66", "0.7%"]],
     ),
     "embedding": (
         {"embedding": [0.5, -0.25] + [0.0] * 510},
@@ -284,7 +294,7 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
         (200, json.dumps({"results": "?"}), "is no gateway"),
         (
             200,
-            json.dumps({"model_name": "a", "model_version": "1", "results": [], "timings_ms": {}}),
+            json.dumps({"model_name": "a", "model_version": "1", "results": [], "timings_ms": {}, "batch_size": 1}),
             "without a result",
         ),
     ],

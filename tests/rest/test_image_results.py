@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.gateway.rest.image_results import MaskForm, result_json
+from penstock.gateway.rest.image_results import ImageResult, MaskForm, result_json, vision_result
 from penstock.protocol.vision_results import (
     Classes,
     DepthMap,
@@ -153,3 +153,29 @@ def test_depth_is_read_back_within_a_step(values: "np.ndarray[Any, np.dtype[np.f
     assert pixels.dtype == np.uint16
     back = pixels.astype(np.float64) * answer["scale"] + answer["offset"]
     assert np.abs(back.ravel() - values).max() <= answer["scale"] * 0.501
+
+
+POINTS = np.arange(12, dtype=np.float32).reshape(2, 2, 3) / 16
+TURNED = np.array([[10, 20, 30, 40, 0.5], [1, 2, 3, 4, -1.5]], np.float32)
+FILLED = np.zeros((4, 6), np.bool_)
+FILLED[1:3, 2:5] = True
+BLOCK = Mask(4, 6, 0, 0, FILLED)
+ALL_KINDS: dict[str, VisionResult] = {
+    "boxes": Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64)),
+    "masks": boxes(masks=(BLOCK, BLOCK), keypoints=POINTS, xywhr=TURNED),
+    "classes": Classes(np.array([0.75, 0.125], np.float32), np.array([0, 9])),
+    "embedding": Embedding(np.array([0.5, -1, 0], np.float32)),
+    "text": TextLines((TextLine("EXIT", 0.5), TextLine("", 0.25, np.array([[1, 2], [3, 2], [3, 4]], np.float32)))),
+    "areas": SegmentationMap(4, 6, np.array([2]), (BLOCK,)),
+    "depth": DepthMap(np.linspace(-1, 3, 24, dtype=np.float32).reshape(4, 6)),
+}
+
+
+@pytest.mark.parametrize("masks", [MaskForm.RLE, MaskForm.POLYGON])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_result_of_every_kind_is_read_back_equal(kind: str, masks: MaskForm) -> None:
+    """The JSON of what is read is the JSON that was written, with masks as run lengths and as outlines."""
+    encoded = msgspec.json.encode(result_json(ALL_KINDS[kind], LABELS, masks))
+    read = vision_result(msgspec.json.decode(encoded, type=ImageResult), 6, 4)
+    assert type(read) is type(ALL_KINDS[kind])
+    assert msgspec.json.encode(result_json(read, LABELS, masks)) == encoded

@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.cli.gateway_client import GatewayClient, IndexRow
-from penstock.cli.image_result import ImageResult
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.gateway.batching.merging import merge_rows
+from penstock.gateway.rest.image_results import ImageResult
 from penstock.models.check.compare import classes_in
 from penstock.models.check.golden import (
     GoldenError,
@@ -119,7 +119,11 @@ CheckEngine = GatewayCheckEngine | EmbeddedCheckEngine
 
 
 def _classes_of_result(result: ImageResult) -> tuple[SeenClass, ...]:
-    boxes = tuple(SeenClass(item.class_id, item.score, item.xyxy) for item in result.detections or ())
+    boxes = tuple(
+        SeenClass(item.class_id, item.score, (left, top, right, bottom))
+        for item in result.detections or ()
+        for left, top, right, bottom in (item.xyxy,)
+    )
     return boxes or tuple(SeenClass(item.class_id, item.score) for item in result.classes or ())
 
 

@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import typer
 
-from penstock.cli.image_result import ImageResults
 from penstock.cli.terminal import fail, print_failure
 from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER
@@ -25,6 +24,9 @@ from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.inference import Datatype, InferRequest, Tensor
+
+if TYPE_CHECKING:  # it imports OpenCV, which most commands need not
+    from penstock.gateway.rest.image_results import ImageAnswer
 
 INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
@@ -95,7 +97,6 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     error: str
 
 
-_IMAGE_RESULTS = msgspec.json.Decoder(ImageResults)
 _INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
 _ENGINE_VERSION = msgspec.json.Decoder(EngineVersion)
 _CONFIG = msgspec.json.Decoder(_Config)
@@ -124,12 +125,14 @@ class GatewayClient:
         timeout_ms: int | None = None,
         with_explanation: bool = False,
         query: Mapping[str, str] = MappingProxyType({}),
-    ) -> ImageResults:
+    ) -> "ImageAnswer":
         """The results of an encoded picture.
 
         timeout_ms: the request's deadline, None for the model's own. with_explanation: whether the response explains
         its batch. query: the endpoint's query parameters, such as conf.
         """
+        from penstock.gateway.rest.image_results import ImageAnswer
+
         headers = {"content-type": content_type}
         if with_explanation:
             headers[EXPLAIN_HEADER] = "1"
@@ -137,7 +140,7 @@ class GatewayClient:
             headers[TIMEOUT_HEADER] = str(timeout_ms)
         wait_s = INFER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000 + 5.0
         target = _model(model_name, "image") + (f"?{urlencode(query)}" if query else "")
-        answer = self._ask("POST", target, _IMAGE_RESULTS, wait_s, image, headers)
+        answer = self._ask("POST", target, msgspec.json.Decoder(ImageAnswer), wait_s, image, headers)
         if not answer.results:
             raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
         return answer

@@ -26,11 +26,18 @@ from penstock.cli.gateway_client import (
     Url,
     gateway_of,
 )
-from penstock.cli.image_result import ClassArea, Detection, ImageResult, ImageResults, RecognisedText
 from penstock.cli.model_list import in_short
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
-from penstock.gateway.rest.image_results import MaskForm
+from penstock.gateway.rest.image_results import (
+    ClassArea,
+    Detection,
+    ImageAnswer,
+    ImageResult,
+    Keypoint,
+    MaskForm,
+    RecognisedText,
+)
 from penstock.protocol.errors import InvalidRequest
 from penstock.vision.drawing import MIN_KEYPOINT_SCORE
 from penstock.vision.masks import MAX_PIXEL as MAX_DEPTH_PIXEL
@@ -47,11 +54,8 @@ class JsonLinesPrinter:
     What was drawn, on standard error.
     """
 
-    def result(self, picture: Path, answer: ImageResults) -> None:
-        row = msgspec.to_builtins(answer)
-        if not answer.explain:
-            del row["explain"]
-        print_json({"file": str(picture), **row})
+    def result(self, picture: Path, answer: ImageAnswer) -> None:
+        print_json({"file": str(picture), **msgspec.to_builtins(answer)})
 
     def drawn(self, target: Path) -> None:
         sys.stderr.write(f"drawn: {target}\n")
@@ -66,7 +70,7 @@ class TablePrinter:
     def __init__(self) -> None:
         self._console = Console(highlight=False)
 
-    def result(self, picture: Path, answer: ImageResults) -> None:
+    def result(self, picture: Path, answer: ImageAnswer) -> None:
         title = f"{picture} · {answer.model_name} {answer.model_version}"
         self._console.print(escape(title), soft_wrap=True)  # a table's own title would be as narrow as the table
         for result in answer.results:
@@ -91,28 +95,29 @@ _FIRST_VALUES = 8  # of an embedding
 
 def _shown(result: ImageResult) -> Table | str:
     """The printed form of a result that is not empty."""
-    if result.detections is not None:
+    if result.detections is not UNSET:
         return _boxes(result.detections)
-    if result.embedding is not None:
+    if result.embedding is not UNSET:
         values = " ".join(f"{value:.4f}" for value in result.embedding[:_FIRST_VALUES])
         more = " …" if len(result.embedding) > _FIRST_VALUES else ""
         return f"embedding of {len(result.embedding)} values: {values}{more}"
-    if result.depth is not None:
+    if result.depth is not UNSET:
         height, width = result.depth.size
         low, high = result.depth.offset, result.depth.offset + result.depth.scale * MAX_DEPTH_PIXEL
         return f"depth of {width}x{height} pixels, from {low:.4g} to {high:.4g}"
-    if result.segmentation is not None:
+    if result.segmentation is not UNSET:
         height, width = result.segmentation.size
-        rows = [(area.name, f"{area.area}", f"{area.area / max(height * width, 1):.1%}") for area in _areas(result)]
+        areas: list[ClassArea] = sorted(result.segmentation.classes, key=lambda area: -area.area)
+        rows = [(one.label, f"{one.area}", f"{one.area / max(height * width, 1):.1%}") for one in areas]
         return _table(("label", "pixels", "share"), rows)
-    if result.text is not None:
+    if result.text is not UNSET:
         return _text(result.text)
-    return _table(("label", "score"), [(item.name, f"{item.score:.3f}") for item in result.classes or ()])
+    return _table(("label", "score"), [(item.label, f"{item.score:.3f}") for item in result.classes or ()])
 
 
 def _boxes(found: Sequence[Detection]) -> Table:
     """One row per box, with the angle of oriented boxes, the area of masks and the number of visible keypoints."""
-    columns, rows = ["label", "score", *CORNERS], [[one.name, f"{one.score:.3f}", *_pixels(one.xyxy)] for one in found]
+    columns, rows = ["label", "score", *CORNERS], [[one.label, f"{one.score:.3f}", *_pixels(one.xyxy)] for one in found]
 
     def add(column: str, cells: Sequence[str]) -> None:
         if any(cells):
@@ -120,32 +125,27 @@ def _boxes(found: Sequence[Detection]) -> Table:
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
 
-    add("angle", ["" if one.xywhr is UNSET else f"{math.degrees(one.xywhr[4]):.1f}°" for one in found])
+    add("angle", [f"{math.degrees(one.xywhr[4]):.1f}°" if one.xywhr else "" for one in found])
     add("mask", ["" if one.mask is UNSET and one.polygons is UNSET else f"{mask_area(one)}" for one in found])
-    add("keypoints", ["" if one.keypoints is UNSET else _seen(one.keypoints) for one in found])
+    add("keypoints", [_seen(one.keypoints) if one.keypoints else "" for one in found])
     return _table(columns, rows)
 
 
-def _seen(keypoints: Sequence[tuple[float, float, float]]) -> str:
+def _seen(keypoints: Sequence[Keypoint]) -> str:
     return f"{sum(score >= MIN_KEYPOINT_SCORE for _, _, score in keypoints)} of {len(keypoints)}"
 
 
 def _text(lines: Sequence[RecognisedText]) -> Table:
     """One row per line of text, with the corners of its bounding box if the model finds regions."""
     columns = ["text", "score"]
-    if any(line.polygon is not UNSET for line in lines):
+    if any(line.polygon for line in lines):
         columns += CORNERS
     rows = []
     for line in lines:
-        corners = () if line.polygon is UNSET else tuple(zip(*line.polygon, strict=True))
+        corners = tuple(zip(*line.polygon, strict=True)) if line.polygon else ()
         around = (min(corners[0]), min(corners[1]), max(corners[0]), max(corners[1])) if corners else ()
         rows.append([line.text, f"{line.score:.3f}", *_pixels(around)])
     return _table(columns, rows)
-
-
-def _areas(result: ImageResult) -> list[ClassArea]:
-    areas = result.segmentation.classes if result.segmentation is not None else ()
-    return sorted(areas, key=lambda area: -area.area)
 
 
 def _pixels(values: Sequence[float]) -> list[str]:
@@ -213,7 +213,7 @@ class _InferCommand:
     query: Mapping[str, str]
     with_explanation: bool
 
-    def ask(self, data: bytes) -> ImageResults:
+    def ask(self, data: bytes) -> ImageAnswer:
         """Raises GatewayError, with the reason where the engine has the model but does not serve it."""
         kind = content_type_of(data)
         try:
@@ -287,7 +287,7 @@ def _one(question: _InferCommand, picture: Path, target: Path | None, report: Re
         report.result(picture, answer)
         if target is not None:
             result = answer.results[0]
-            has_keypoints = any(one.keypoints is not UNSET for one in result.detections or ())
+            has_keypoints = any(one.keypoints for one in result.detections or ())
             draw_file(data, result, target, question.skeleton if has_keypoints else ())
             report.drawn(target)
     except GatewayUnreachable as error:

@@ -1,5 +1,7 @@
 """Masks as COCO run lengths and as outlines; depth as a picture."""
 
+from collections.abc import Sequence
+
 import cv2
 import numpy as np
 from pycocotools import mask as coco
@@ -81,6 +83,13 @@ def polygons_of(mask: Mask) -> list[FloatArray]:
     return [outline[:, 0].astype(np.float32) + shift for outline in found if len(outline) > 2]
 
 
+def mask_of_outlines(outlines: Sequence[FloatArray], height: int, width: int) -> Mask:
+    """The filled outlines, (n, 2) x, y each, as a mask of the whole picture."""
+    pixels = np.zeros((height, width), np.uint8)
+    cv2.fillPoly(pixels, [outline.round().astype(np.int32) for outline in outlines], (1,))
+    return Mask(height, width, 0, 0, pixels.astype(np.bool_))
+
+
 def png16_of(depth: DepthMap) -> tuple[bytes, float, float]:
     """(PNG of 16 bits, scale, offset): depth = pixel * scale + offset."""
     low, high = float(depth.values.min()), float(depth.values.max())
@@ -90,3 +99,12 @@ def png16_of(depth: DepthMap) -> tuple[bytes, float, float]:
         rows = depth.values[top : top + _ROWS].astype(np.float64)
         pixels[top : top + _ROWS] = np.round((rows - low) / scale)
     return cv2.imencode(".png", pixels)[1].tobytes(), scale, low
+
+
+def depth_of(png: bytes, scale: float, offset: float) -> FloatArray:
+    """(height, width) float32: the depth of a PNG of 16 bits. Raises ValueError if it is none of one channel."""
+    pixels = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED) if png else None
+    if pixels is None or pixels.ndim != 2:
+        raise ValueError("the depth map is not a PNG of one channel")
+    values: FloatArray = (pixels.astype(np.float64) * scale + offset).astype(np.float32)
+    return values

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fastapi import APIRouter
 from python_multipart.exceptions import FormParserError
@@ -20,7 +20,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import QUERY_PARAMETERS, query_of
-from penstock.gateway.rest.image_results import result_json
+from penstock.gateway.rest.image_results import ImageAnswer, ImageResult, result_json
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -34,7 +34,6 @@ from penstock.gateway.rest.request import (
 )
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, Requires, caller_of
-from penstock.gateway.rest.schemas import ImageAnswer
 from penstock.protocol.call import InferHead
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
@@ -212,11 +211,11 @@ def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes
 
 
 def answer_of(response: ImageResponse, request_id: str = "") -> ImageAnswer:
-    """The answer as DESIGN has it: numbers rounded, labels by class_id."""
+    """The response body."""
     return ImageAnswer(
         response.model_name,
         response.model_version,
-        list(response.results),
+        cast("list[ImageResult]", list(response.results)),  # by result_json
         _milliseconds(response.timings, response.total_s),
         response.timings.batch_size,
         request_id,

@@ -1,4 +1,4 @@
-"""The JSON of the image endpoint's results: one object per picture, with numbers rounded and labels by class id."""
+"""The JSON of the image endpoint's response: written from results in the gateway, read back to results in commands."""
 
 import base64
 from collections.abc import Sequence
@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
+from penstock.gateway.batching.explanation import RequestExplanation
+from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import (
     Classes,
     DepthMap,
@@ -16,13 +18,20 @@ from penstock.protocol.vision_results import (
     Embedding,
     Mask,
     SegmentationMap,
+    TextLine,
     TextLines,
     VisionResult,
     label_of,
 )
-from penstock.vision.masks import png16_of, polygons_of, rle_of
+from penstock.vision.masks import depth_of, mask_of, mask_of_outlines, png16_of, polygons_of, rle_of
 
 PIXEL_DECIMALS, SCORE_DECIMALS, RADIAN_DECIMALS = 3, 6, 5
+MAX_LABELS = 100_000  # class ids from here on are drawn without their label
+
+Size = Annotated[list[int], Meta(min_length=2, max_length=2)]
+Point = Annotated[list[float], Meta(min_length=2, max_length=2)]
+Keypoint = Annotated[list[float], Meta(min_length=3, max_length=3)]
+Outlines = list[list[Point]]
 
 
 class MaskForm(StrEnum):
@@ -33,8 +42,8 @@ class MaskForm(StrEnum):
     NONE = "none"
 
 
-class LabelledClass(msgspec.Struct):
-    """score: in [0, 1]."""
+class ClassScore(msgspec.Struct):
+    """A class of the whole picture. label: the class id as text if the model has none. score: in [0, 1]."""
 
     class_id: int
     label: str
@@ -44,43 +53,29 @@ class LabelledClass(msgspec.Struct):
 class RunLengths(msgspec.Struct):
     """COCO's compressed run-length encoding of a mask. size: [height, width] of the picture."""
 
-    size: list[int]
+    size: Size
     counts: str
 
 
-class LabelledBox(msgspec.Struct):
-    """xyxy: corners in source pixels. score: in [0, 1]. The other members are present if the model has them."""
+class Detection(msgspec.Struct):
+    """An object. xyxy: corners in pixels of the picture after EXIF rotation. score: in [0, 1].
 
-    xyxy: list[float]
+    The other members are present if the model has them.
+    """
+
+    xyxy: Annotated[list[float], Meta(min_length=4, max_length=4)]
     class_id: int
     label: str
     score: float
     mask: RunLengths | UnsetType = UNSET
-    polygons: Annotated[
-        list[list[list[float]]] | UnsetType, Meta(description="With masks=polygon: outlines of [x, y] points.")
-    ] = UNSET
-    keypoints: Annotated[list[list[float]] | UnsetType, Meta(description="[x, y, score] each.")] = UNSET
+    polygons: Annotated[Outlines | UnsetType, Meta(description="With masks=polygon: outlines of [x, y] points.")] = (
+        UNSET
+    )
+    keypoints: Annotated[list[Keypoint] | UnsetType, Meta(description="[x, y, score] each.")] = UNSET
     xywhr: Annotated[
-        list[float] | UnsetType, Meta(description="Centre x, y, width, height, and clockwise angle in radians.")
+        Annotated[list[float], Meta(min_length=5, max_length=5)] | UnsetType,
+        Meta(description="Centre x, y, width, height, and clockwise angle in radians."),
     ] = UNSET
-
-
-class ClassesResult(msgspec.Struct):
-    """Classes of one image, by descending score."""
-
-    classes: list[LabelledClass]
-
-
-class DetectionsResult(msgspec.Struct):
-    """Detections of one image, by descending score."""
-
-    detections: list[LabelledBox]
-
-
-class EmbeddingResult(msgspec.Struct):
-    """The embedding of one image."""
-
-    embedding: list[float]
 
 
 class RecognisedText(msgspec.Struct):
@@ -88,13 +83,7 @@ class RecognisedText(msgspec.Struct):
 
     text: str
     score: float
-    polygon: list[list[float]] | UnsetType = UNSET
-
-
-class TextResult(msgspec.Struct):
-    """Text lines of one image, from top to bottom."""
-
-    text: list[RecognisedText]
+    polygon: list[Point] | UnsetType = UNSET
 
 
 class ClassArea(msgspec.Struct):
@@ -104,66 +93,116 @@ class ClassArea(msgspec.Struct):
     label: str
     area: int
     counts: str | UnsetType = UNSET
-    polygons: list[list[list[float]]] | UnsetType = UNSET
+    polygons: Outlines | UnsetType = UNSET
 
 
 class SegmentationAreas(msgspec.Struct):
     """size: [height, width] of the picture."""
 
-    size: list[int]
+    size: Size
     classes: list[ClassArea]
-
-
-class SegmentationResult(msgspec.Struct):
-    """Semantic segmentation of one image."""
-
-    segmentation: SegmentationAreas
 
 
 class DepthImage(msgspec.Struct):
     """png16: a PNG of 16 bits in base64. Depth = pixel × scale + offset. size: [height, width]."""
 
-    size: list[int]
+    size: Size
     png16: str
     scale: float
     offset: float
 
 
-class DepthResult(msgspec.Struct):
-    """Depth of one image."""
+class ImageResult(msgspec.Struct, kw_only=True):
+    """The result of one picture. One member is present, by the kind of the model.
 
-    depth: DepthImage
+    Classes and detections are sorted by descending score, text from top to bottom.
+    """
+
+    classes: list[ClassScore] | UnsetType = UNSET
+    detections: list[Detection] | UnsetType = UNSET
+    embedding: list[float] | UnsetType = UNSET
+    text: list[RecognisedText] | UnsetType = UNSET
+    segmentation: SegmentationAreas | UnsetType = UNSET
+    depth: DepthImage | UnsetType = UNSET
+
+    def __bool__(self) -> bool:
+        """Whether anything was found."""
+        areas = self.segmentation and self.segmentation.classes
+        return bool(self.detections or self.classes or self.embedding or self.text or self.depth or areas)
+
+    @property
+    def labels(self) -> list[str]:
+        """By class id; empty for classes that are not in the result."""
+        areas = self.segmentation.classes if self.segmentation else ()
+        known = {one.class_id: one.label for one in (*(self.detections or self.classes or ()), *areas)}
+        return [known.get(class_id, "") for class_id in range(min(max(known, default=-1) + 1, MAX_LABELS))]
 
 
-RESULTS = (ClassesResult, DetectionsResult, EmbeddingResult, TextResult, SegmentationResult, DepthResult)
-ImageResult = ClassesResult | DetectionsResult | EmbeddingResult | TextResult | SegmentationResult | DepthResult
+class ImageAnswer(msgspec.Struct, omit_defaults=True):
+    """One result for each image, in their order; corners in the pixels of the image that was sent."""
+
+    model_name: str
+    model_version: str
+    results: list[Annotated[ImageResult, Meta(extra_json_schema={"minProperties": 1, "maxProperties": 1})]]
+    timings_ms: Annotated[
+        dict[str, float],
+        Meta(description="Milliseconds by stage: decode, preprocess, queue, infer, postprocess, total."),
+    ]
+    batch_size: Annotated[int, Meta(ge=1, description="Rows of the engine's call that this request was part of.")]
+    id: Annotated[str, Meta(description="The request's x-request-id.")] = ""
+    explain: Annotated[
+        list[RequestExplanation],
+        Meta(description="Of the batch of each image, or of the call with all of them; with x-penstock-explain: 1."),
+    ] = msgspec.field(default_factory=list)
 
 
 def result_json(result: VisionResult, labels: Sequence[str], masks: MaskForm = MaskForm.RLE) -> ImageResult:
-    """The wire form of a picture's result."""
+    """The JSON form of a picture's result. labels: by class id."""
     match result:
         case Detections():
-            return DetectionsResult(_boxes(result, labels, masks))
+            return ImageResult(detections=_boxes(result, labels, masks))
         case Classes():
             rows = zip(result.class_id.tolist(), _rounded(result.score, SCORE_DECIMALS), strict=True)
-            return ClassesResult(
-                [LabelledClass(class_id, label_of(class_id, labels), score) for class_id, score in rows]
+            return ImageResult(
+                classes=[ClassScore(class_id, label_of(class_id, labels), score) for class_id, score in rows]
             )
         case Embedding():
-            return EmbeddingResult(result.vector.astype(np.float64).round(SCORE_DECIMALS).tolist())
+            return ImageResult(embedding=_rounded(result.vector, SCORE_DECIMALS))
         case TextLines():
-            return TextResult([_text(line.text, line.score, line.polygon) for line in result.lines])
+            return ImageResult(text=[_text(line) for line in result.lines])
         case SegmentationMap():
-            return SegmentationResult(_areas(result, labels, masks))
+            return ImageResult(segmentation=_areas(result, labels, masks))
         case DepthMap():
-            return DepthResult(_depth(result))
+            png, scale, offset = png16_of(result)
+            size, text = list(result.values.shape), base64.b64encode(png).decode()
+            return ImageResult(depth=DepthImage(size, text, scale, offset))
 
 
-def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[LabelledBox]:
+def vision_result(result: ImageResult, width: int, height: int) -> VisionResult:
+    """The opposite of result_json: the result as arrays. width, height: of the picture, in pixels.
+
+    Raises ValueError if a mask or a depth map is not a valid encoding for that size.
+    """
+    if result.detections is not UNSET:
+        return _detections(result.detections, width, height)
+    if result.embedding is not UNSET:
+        return Embedding(_floats(result.embedding))
+    if result.text is not UNSET:
+        return TextLines(tuple(_text_line(line) for line in result.text))
+    if result.segmentation is not UNSET:
+        return _segmentation(result.segmentation, width, height)
+    if result.depth is not UNSET:
+        png = base64.b64decode(result.depth.png16)
+        return DepthMap(depth_of(png, result.depth.scale, result.depth.offset))
+    classes = result.classes or ()
+    return Classes(_floats([one.score for one in classes]), _ids(classes))
+
+
+def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[Detection]:
     ids = found.class_id.tolist()
     corners, scores = _rounded(found.xyxy, PIXEL_DECIMALS), _rounded(found.score, SCORE_DECIMALS)
     boxes = [
-        LabelledBox(xyxy, class_id, label_of(class_id, labels), score)
+        Detection(xyxy, class_id, label_of(class_id, labels), score)
         for xyxy, class_id, score in zip(corners, ids, scores, strict=True)
     ]
     if found.masks is not None and masks is not MaskForm.NONE:
@@ -181,11 +220,35 @@ def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[La
     return boxes
 
 
-def _text(text: str, score: float, polygon: Any) -> RecognisedText:
-    one = RecognisedText(text, round(score, SCORE_DECIMALS))
-    if polygon is not None:
-        one.polygon = _rounded(polygon, PIXEL_DECIMALS)
-    return one
+def _detections(found: Sequence[Detection], width: int, height: int) -> Detections:
+    has_masks = any(one.mask or one.polygons for one in found)
+    keypoints = [one.keypoints for one in found if one.keypoints]
+    xywhr = [one.xywhr for one in found if one.xywhr]
+    return Detections(
+        _floats([one.xyxy for one in found]).reshape(-1, 4),
+        _floats([one.score for one in found]),
+        _ids(found),
+        tuple(_mask(one.mask, one.polygons, width, height) for one in found) if has_masks else None,
+        _floats(keypoints) if keypoints and len(keypoints) == len(found) else None,
+        _floats(xywhr) if xywhr and len(xywhr) == len(found) else None,
+    )
+
+
+def _mask(runs: RunLengths | UnsetType, outlines: Outlines | UnsetType, width: int, height: int) -> Mask:
+    if runs is UNSET:
+        return mask_of_outlines(list(map(_floats, outlines or ())), height, width)
+    if runs.size != [height, width]:
+        raise ValueError(f"a mask is of {runs.size[1]}x{runs.size[0]} pixels, the picture of {width}x{height}")
+    return mask_of(runs.counts, height, width)
+
+
+def _text(line: TextLine) -> RecognisedText:
+    polygon = UNSET if line.polygon is None else _rounded(line.polygon, PIXEL_DECIMALS)
+    return RecognisedText(line.text, round(line.score, SCORE_DECIMALS), polygon)
+
+
+def _text_line(line: RecognisedText) -> TextLine:
+    return TextLine(line.text, line.score, _floats(line.polygon) if line.polygon else None)
 
 
 def _areas(found: SegmentationMap, labels: Sequence[str], masks: MaskForm) -> SegmentationAreas:
@@ -200,14 +263,24 @@ def _areas(found: SegmentationMap, labels: Sequence[str], masks: MaskForm) -> Se
     return SegmentationAreas([found.height, found.width], areas)
 
 
-def _outlines(mask: Mask) -> list[list[list[float]]]:
+def _segmentation(found: SegmentationAreas, width: int, height: int) -> SegmentationMap:
+    shown = [one for one in found.classes if one.counts is not UNSET or one.polygons is not UNSET]
+    runs = [UNSET if one.counts is UNSET else RunLengths(found.size, one.counts) for one in shown]
+    masks = tuple(_mask(run, one.polygons, width, height) for run, one in zip(runs, shown, strict=True))
+    return SegmentationMap(height, width, _ids(shown), masks)
+
+
+def _outlines(mask: Mask) -> Outlines:
     return [_rounded(outline, PIXEL_DECIMALS) for outline in polygons_of(mask)]
-
-
-def _depth(found: DepthMap) -> DepthImage:
-    png, scale, offset = png16_of(found)
-    return DepthImage(list(found.values.shape), base64.b64encode(png).decode(), scale, offset)
 
 
 def _rounded(values: "np.ndarray[Any, np.dtype[np.float32]]", decimals: int) -> Any:
     return values.astype(np.float64).round(decimals).tolist()
+
+
+def _floats(values: object) -> FloatArray:
+    return np.array(values, np.float32)
+
+
+def _ids(found: Sequence[Detection] | Sequence[ClassScore] | Sequence[ClassArea]) -> IntArray:
+    return np.array([one.class_id for one in found], np.int64)

@@ -27,7 +27,7 @@ from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.model_adder import ModelAdded
 from penstock.gateway.rest import schemas
-from penstock.gateway.rest.image_results import RESULTS
+from penstock.gateway.rest.image_results import ImageAnswer
 from penstock.gateway.rest.request import TIMEOUT_HEADER
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import Plane, Requires, caller_of
@@ -110,8 +110,7 @@ _STRUCTS = (  # what the gateway itself encodes
     ModelAdded,
     ModelBatchReport,
     schemas.ServerMetadata,
-    schemas.ImageAnswer,
-    *RESULTS,
+    ImageAnswer,
 )
 _ENGINE_TIMEOUT_S = 2.0
 _EXTENSION = "x-triton-extension"  # of an operation: what the engine must have for it

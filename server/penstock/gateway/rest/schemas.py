@@ -7,11 +7,8 @@ from enum import Enum
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from penstock.gateway.batching.explanation import RequestExplanation
-from penstock.gateway.rest.image_results import RESULTS
 from penstock.protocol.inference import Datatype, Parameter
 
 ABSENT: Any = Field(default_factory=lambda: None)  # of a member that may be left out, but must not be null
@@ -344,24 +341,3 @@ class GenerateResponse(BaseModel):
 
     model_name: str
     model_version: str
-
-
-_RESULT = {"oneOf": [{"$ref": f"#/components/schemas/{each.__name__}"} for each in RESULTS]}
-
-
-class ImageAnswer(msgspec.Struct, omit_defaults=True):
-    """One result for each image, in their order; corners in the pixels of the image that was sent."""
-
-    model_name: str
-    model_version: str
-    results: list[Annotated[Any, Meta(extra_json_schema=_RESULT)]]  # msgspec has no schema of a union of structs
-    timings_ms: Annotated[
-        dict[str, float],
-        Meta(description="Milliseconds by stage: decode, preprocess, queue, infer, postprocess, total."),
-    ]
-    batch_size: Annotated[int, Meta(ge=1, description="Rows of the engine's call that this request was part of.")]
-    id: Annotated[str, Meta(description="The request's x-request-id.")] = ""
-    explain: Annotated[
-        list[RequestExplanation],
-        Meta(description="Of the batch of each image, or of the call with all of them; with x-penstock-explain: 1."),
-    ] = msgspec.field(default_factory=list)
