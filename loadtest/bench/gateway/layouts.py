@@ -126,12 +126,15 @@ def row_examples() -> list[LayoutExample]:
     six = np.hstack([corners, scores[:, np.newaxis], classes[:, np.newaxis]]).astype(np.float32)
     seven = np.hstack([np.zeros((300, 1)), corners, classes[:, np.newaxis], scores[:, np.newaxis]]).astype(np.float32)
     anchors = anchor_rows(CELLS)
+    shares = np.ascontiguousarray(anchors[:, 4:], np.float32)
     centre, half, best = anchors[:, :2], anchors[:, 2:4] / 2, anchors[:, 4:].max(axis=1)
     labels = anchors[:, 4:].argmax(axis=1)
     every = np.hstack([centre - half, centre + half, best[:, np.newaxis], labels[:, np.newaxis]]).astype(np.float32)
     return [
         LayoutExample("yolo-end2end", "[300, 6]", {"output0": six[np.newaxis]}),
         LayoutExample("yolov7-nms", "[300, 7]", {"output": seven}),
+        LayoutExample("yolo-nas-flat", "[300, 7]", {"output": seven[:, [0, 1, 2, 3, 4, 6, 5]]}),
+        LayoutExample("yolo-nas", "[8400, 80]", {"boxes": every[np.newaxis, :, :4], "scores": shares[np.newaxis]}),
         LayoutExample("deepstream-yolo", "[8400, 6]", {"output": every[np.newaxis]}),
         LayoutExample("mmdeploy", "[300]", {"dets": six[np.newaxis, :, :5], "labels": classes[np.newaxis]}),
         LayoutExample(

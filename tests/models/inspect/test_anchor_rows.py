@@ -64,6 +64,12 @@ def final(count: int, *more: Array) -> Array:
     return joined(corners(count, 640), falling, whole(count, 2), *more)
 
 
+def seven(*, class_column: int) -> Array:
+    """(9, 7): image, corners, and the class and the score in columns 5 and 6."""
+    columns = [whole(9, 4), scores(9, 1)] if class_column == 5 else [scores(9, 1), whole(9, 4)]
+    return np.concatenate([np.zeros((9, 1)), corners(9, 640), *columns], 1, dtype=np.float32)
+
+
 def turned(count: int) -> Array:
     return joined(centres(count, 640), np.sort(numbers(count, 1), axis=0)[::-1], whole(count, 2), numbers(count, 1) * 9)
 
@@ -120,9 +126,37 @@ ROWS: dict[str, Row] = {
     ),
     "yolo-end2end without metadata": Row("yolo-end2end", {"output0": final(300)}, card=RGB, labels=0),
     "yolov7-nms": Row(
-        "yolov7-nms",
-        {"output": np.concatenate([np.zeros((9, 1)), corners(9, 640), whole(9, 4), scores(9, 1)], 1, dtype=np.float32)},
-        shapes={"output": ("Concatoutput_dim_0", 7)}, card=RGB, labels=0, rows_follow_batch=False,
+        "yolov7-nms", {"output": seven(class_column=5)}, shapes={"output": ("Concatoutput_dim_0", 7)},
+        card=RGB, labels=0, rows_follow_batch=False,
+    ),
+    "yolo-nas": Row(
+        "yolo-nas", {"904": corners(N640, 640)[np.newaxis], "913": scores(N640, 80)[np.newaxis]},
+        card={**RGB, "nms-iou-threshold": "0.45"},
+    ),
+    "yolo-nas with the scores first": Row(
+        "yolo-nas", {"pred_scores": scores(N640, 4)[np.newaxis], "pred_boxes": corners(N640, 640)[np.newaxis]},
+        card={**RGB, "output-blob-names": "pred_boxes;pred_scores"}, labels=0,
+    ),
+    "yolo-nas of two classes": Row(
+        "yolo-nas", {"scores": scores(N640, 2)[np.newaxis], "boxes": corners(N640, 640)[np.newaxis]},
+        card=RGB, labels=0,
+    ),
+    "yolo-nas in the flat format": Row(
+        "yolo-nas-flat", {"graph2_flat_predictions": seven(class_column=6)},
+        shapes={"graph2_flat_predictions": ("Concatoutput_dim_0", 7)}, card=RGB, labels=0, rows_follow_batch=False,
+    ),
+    "yolo-nas in the flat format without its name": Row(
+        "yolo-nas-flat", {"output": seven(class_column=6)}, shapes={"output": ("rows", 7)}, card=RGB, labels=0,
+        rows_follow_batch=False,
+    ),
+    "yolo-nas in the batch format": Row(
+        "efficient-nms",
+        {
+            "graph2_num_predictions": np.array([[3]]), "graph2_pred_boxes": corners(100, 640)[np.newaxis],
+            "graph2_pred_scores": np.sort(numbers(1, 100))[:, ::-1].copy(),
+            "graph2_pred_classes": whole(100, 4).astype(np.int64).reshape(1, -1),
+        },
+        card=RGB, labels=0,
     ),
     "yolov8-seg": Row(
         "yolov8-seg",
@@ -258,6 +292,29 @@ def test_a_wrong_number_of_labels_is_asked(tmp_path: Path) -> None:
     found = inspected(path, Hints(labels=("a", "b")))
     assert found.verdict is Verdict.AMBIGUOUS
     assert "--l" in found.reason
+
+
+@pytest.mark.parametrize(("rows", "is_blocking"), [(np.zeros((0, 7)), False), (np.ones((9, 7)), True)])
+def test_rows_that_do_not_show_which_column_is_the_class_are_asked(
+    tmp_path: Path, rows: Array, is_blocking: bool
+) -> None:
+    """[M, 7] is YOLOv7's or SuperGradients'; without rows the usual one is used, and the question names --layout."""
+    outputs = {"output": rows.astype(np.float32)}
+    path = constant_model(
+        tmp_path / "model.onnx", outputs, image=(1, 3, 640, 640), shapes={"output": ("rows", 7)}
+    )  # fmt: skip
+    found = inspected(path).recognition
+    question = next(one for one in found.questions if one.flag == "--layout")
+    assert (question.choices, question.is_blocking) == (("yolov7-nms", "yolo-nas-flat"), is_blocking)
+
+
+@pytest.mark.parametrize("boxes", ["fractions", "centres"])
+def test_boxes_of_yolo_nas_in_another_form_are_reported(tmp_path: Path, boxes: str) -> None:
+    """Fractions of the picture, or centres and sizes, are never decoded as corners in pixels."""
+    made = corners(N640, 1) if boxes == "fractions" else centres(N640, 640)
+    outputs = {"boxes": made[np.newaxis], "scores": scores(N640, 80)[np.newaxis]}
+    found = inspected(constant_model(tmp_path / "model.onnx", outputs, image=(1, 3, 640, 640)))
+    assert (found.verdict, asked(found)) == (Verdict.AMBIGUOUS, ["--layout"])
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("parts", "--layout"), ("corners", "--layout")])

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from penstock.models.inspect.output_checks import TrialOutputs, check_outputs
+from penstock.models.inspect.output_checks import check_outputs
+from penstock.models.inspect.trial_outputs import TrialOutputs
 
 
 def test_text_detector_is_judged_by_maps_of_two_sizes() -> None:

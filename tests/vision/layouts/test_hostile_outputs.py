@@ -25,6 +25,8 @@ SHAPES: dict[str, list[dict[str, tuple[int, ...]]]] = {
     "yolo-end2end": [{"o": (1, 30, 6)}, {"o": (1, 6)}],
     "deepstream-yolo": [{"o": (1, 1680, 6)}, {"o": (0, 6)}],
     "yolov7-nms": [{"o": (9, 7)}, {"o": (1, 7)}],
+    "yolo-nas": [{"b": (1, 1680, 4), "s": (1, 1680, 5)}, {"b": (9, 4), "s": (5, 9)}, {"b": (0, 4), "s": (0, 5)}],
+    "yolo-nas-flat": [{"o": (9, 7)}, {"o": (1, 7)}],
     "mmdeploy": [{"dets": (1, 20, 5), "labels": (1, 20)}],
     "efficient-nms": [{"num_dets": (1, 1), "det_boxes": (1, 9, 4), "det_scores": (1, 9), "det_classes": (1, 9)}],
 }

@@ -1,8 +1,10 @@
 """Rules that recognise the other detectors, mostly by their outputs' names and shapes."""
 
+import re
+
 from penstock.models.inspect.facts import TensorFacts
 from penstock.models.inspect.inspection import Question
-from penstock.models.inspect.model_signature import STRIDES, LayoutMatch, ModelSignature
+from penstock.models.inspect.model_signature import STRIDES, LayoutMatch, ModelSignature, anchor_counts
 from penstock.protocol.inference import Datatype
 
 _FACE = ("face",)
@@ -10,11 +12,16 @@ _YUNET = tuple(f"{kind}_{stride}" for kind in ("cls", "obj", "bbox", "kps") for 
 _FACE_PARTS = {"keypoint-shape": "5;2", "keypoint-names": "right_eye;left_eye;nose;right_mouth;left_mouth"}
 _BINS = 32  # columns of four sides with 8 bins each
 _PICO = (*STRIDES, 64)
+_GRAPH_PREFIX = re.compile(r"^graph\d{1,3}_")
 
 
 def plain(tensor: TensorFacts) -> str:
-    """The name without TensorFlow's port and scope: `StatefulPartitionedCall/detection_boxes:0`."""
-    return tensor.name.partition(":")[0].rpartition("/")[2].lower()
+    """The name without TensorFlow's port and scope, and without SuperGradients' prefix.
+
+    `StatefulPartitionedCall/detection_boxes:0`, `graph2_pred_boxes`.
+    """
+    name = tensor.name.partition(":")[0].rpartition("/")[2].lower()
+    return _GRAPH_PREFIX.sub("", name)
 
 
 def _named(model: ModelSignature, *names: str) -> tuple[TensorFacts, ...] | None:
@@ -53,6 +60,7 @@ def efficient_nms(model: ModelSignature) -> LayoutMatch | None:
         ("num_detections", "detection_boxes", "detection_scores", "detection_classes"),
         ("num_detections", "nmsed_boxes", "nmsed_scores", "nmsed_classes"),
         ("num_dets", "boxes", "scores", "labels"),
+        ("num_predictions", "pred_boxes", "pred_scores", "pred_classes"),
     )
     for names in kinds:
         found = _named(model, *names)
@@ -143,6 +151,25 @@ def boxes_and_labels(model: ModelSignature) -> LayoutMatch | None:
     outputs = (found[0].name, found[1].name, *((masks.name,) if masks else ()))
     why = f"float outputs dets [B, Q, 4] and labels [B, Q, {columns}]: RF-DETR's"
     return LayoutMatch("rf-detr-seg" if masks else "rf-detr", (why,), class_count=columns, outputs=outputs)
+
+
+def boxes_and_scores(model: ModelSignature) -> LayoutMatch | None:
+    """YOLO-NAS without NMS: corners [B, n, 4] and scores [B, n, C], n cells of the grids."""
+    outputs = model.facts.outputs
+    shapes = [model.shape_per_image(tensor) for tensor in outputs]
+    if len(outputs) != 2 or model.size is None or any(len(shape) != 2 or shape[1] < 1 for shape in shapes):
+        return None
+    count = shapes[0][0]
+    if any(map(_is_integer, outputs)) or shapes[1][0] != count or count not in anchor_counts(model.size, 1):
+        return None
+    named = [index for index in (0, 1) if shapes[index][1] == 4 and "box" in plain(outputs[index])]
+    candidates = named or [index for index in (0, 1) if shapes[index][1] == 4]
+    if not candidates:
+        return None
+    boxes, scores = outputs[candidates[0]], outputs[1 - candidates[0]]
+    classes = shapes[1 - candidates[0]][1]
+    why = f"{boxes.name} [B, n, 4] and {scores.name} [B, n, {classes}], {count} rows are one per grid cell: YOLO-NAS's"
+    return LayoutMatch("yolo-nas", (why,), class_count=classes, outputs=(boxes.name, scores.name))
 
 
 def ultraface(model: ModelSignature) -> LayoutMatch | None:

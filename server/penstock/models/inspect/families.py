@@ -86,6 +86,9 @@ _ROWS = (
 )
 FAMILIES = {family.name: family for family in _ROWS}
 LAYOUT_FAMILIES: Mapping[str, str] = {
+    # YOLO-NAS: default_yolo_nas_coco_processing_params of github.com/Deci-AI/super-gradients, training/processing
+    # /processing.py: RGB, /255, longer side 636, centred in 640 x 640 of 114; the border of 2 pixels is left out here.
+    **dict.fromkeys(("yolo-nas", "yolo-nas-flat"), "ultralytics"),
     **dict.fromkeys(("yolov8", "yolov5", "yolo-end2end", "yolov7-nms", "efficient-nms"), "ultralytics"),
     **dict.fromkeys(("deepstream-yolo", "yolov8-seg", "yolov5-seg", "yolo-end2end-seg"), "ultralytics"),
     **dict.fromkeys(("yolov8-pose", "yolo-end2end-pose", "yolov8-obb", "yolo-end2end-obb"), "ultralytics"),

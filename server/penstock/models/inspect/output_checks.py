@@ -1,12 +1,13 @@
 """Checks a recognised layout against the output values of a trial run: confirms, corrects or questions it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from penstock.models.inspect.inspection import Question
+from penstock.models.inspect.trial_outputs import Correction, OutputCheck, TrialOutputs
 from penstock.models.inspect.value_ranges import (
     MAX_LOG_SIZE,
     Columns,
@@ -17,65 +18,7 @@ from penstock.models.inspect.value_ranges import (
     are_probabilities,
     sum_to_one,
 )
-from penstock.protocol.inference import Array, FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """Layout, family or card parameters that fit the values better than what shapes suggest. why: a sentence."""
-
-    why: str
-    layout: str = ""
-    family: str = ""
-    card: dict[str, str] = field(default_factory=dict)
-    class_count: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputCheck:
-    """The outcome. correction: None if the layout fits. fault: why no picture can have a result, "" if it can."""
-
-    correction: Correction | None = None
-    evidence: tuple[str, ...] = ()
-    questions: tuple[Question, ...] = ()
-    warnings: tuple[str, ...] = ()
-    fault: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TrialOutputs:
-    """Outputs of the trial's pictures. arrays: by output name, one array per picture, without batch axis.
-
-    anchor_counts: rows that networks of this size have. size: (height, width) of the network's picture. sources: sizes
-    of the pictures. card: the proposed parameters. class_count: 0 if it is not known.
-    """
-
-    arrays: Mapping[str, list[Array]]
-    names: tuple[str, ...]
-    anchor_counts: frozenset[int]
-    size: tuple[int, int]
-    sources: tuple[tuple[int, int], ...]
-    card: Mapping[str, str]
-    class_count: int = 0
-    has_metadata: bool = False
-
-    def floats(self, index: int) -> FloatArray:
-        """An output of all pictures, joined along its first axis, float32; flat if the pictures' sizes differ."""
-        parts = [np.atleast_1d(one) for one in self.arrays[self.names[index]]]
-        is_flat = len({part.shape[1:] for part in parts}) > 1
-        return np.concatenate([part.ravel() if is_flat else part for part in parts]).astype(np.float32)
-
-    def columns(self, index: int = 0) -> Columns:
-        """An output of rows of anchors, whichever axis they are."""
-        parts = []
-        for array in self.arrays[self.names[index]]:
-            rows = array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
-            first, last = rows.shape
-            is_rows_last = (last in self.anchor_counts, first in self.anchor_counts) == (True, False)
-            is_longer = (last in self.anchor_counts) == (first in self.anchor_counts) and last > first
-            parts.append(rows.T if is_rows_last or is_longer else rows)
-        return Columns(np.concatenate(parts).astype(np.float32))
-
+from penstock.protocol.inference import FloatArray
 
 Check = Callable[[TrialOutputs], OutputCheck]
 _LOGITS = {"apply-sigmoid": "1"}
@@ -261,6 +204,31 @@ def _end_to_end(outputs: TrialOutputs, *, has_corners: bool = True) -> OutputChe
     return OutputCheck(evidence=(seen,), questions=questions)
 
 
+def _yolo_nas(outputs: TrialOutputs) -> OutputCheck:
+    boxes, scores = outputs.floats(0).reshape(-1, 4), outputs.floats(1)
+    if fault := _all_zero(scores):
+        return OutputCheck(fault=fault)
+    return replace(_scores_of(outputs, 1), questions=_final_questions(boxes, is_normalized=False))
+
+
+def _seven_columns(outputs: TrialOutputs, *, is_class_last: bool) -> OutputCheck:
+    """YOLOv7's rows have the class before the score, SuperGradients' after it."""
+    rows = outputs.floats(0).reshape(-1, 7)
+    names = ("yolo-nas-flat", "yolov7-nms") if is_class_last else ("yolov7-nms", "yolo-nas-flat")
+    choice = "the class before the score (YOLOv7) or after it (SuperGradients' flat format)"
+    if not len(rows):
+        question = Question(f"no rows on the pictures, so they do not show {choice}", "--layout", names, False)
+        return OutputCheck(questions=(question,))
+    fits = [are_integers(rows[:, 5 + last]) and are_probabilities(rows[:, 6 - last]) for last in (0, 1)]
+    if fits[is_class_last] and not fits[not is_class_last]:
+        return OutputCheck(None, (), _final_questions(rows[:, 1:5], is_normalized=False))
+    if fits[not is_class_last] and not fits[is_class_last]:
+        column, other = (5, 6) if is_class_last else (6, 5)
+        why = f"column {column} has integers only and column {other} scores: a row is {names[1]}'s"
+        return OutputCheck(Correction(why, names[1], "ultralytics"))
+    return OutputCheck(questions=(Question(f"the values do not show {choice}", "--layout", names),))
+
+
 def _deepstream(outputs: TrialOutputs) -> OutputCheck:
     return replace(_deepstream_columns(outputs.columns()), correction=None)
 
@@ -377,6 +345,9 @@ CHECKS: Mapping[str, Check] = {
     "yolov5-seg": partial(_yolov5, extra=32),
     "yolox": _yolox,
     "deepstream-yolo": _deepstream,
+    "yolo-nas": _yolo_nas,
+    "yolov7-nms": partial(_seven_columns, is_class_last=False),
+    "yolo-nas-flat": partial(_seven_columns, is_class_last=True),
     **dict.fromkeys(("yolo-end2end", "yolo-end2end-seg", "yolo-end2end-pose"), _end_to_end),
     "yolo-end2end-obb": partial(_end_to_end, has_corners=False),
     **dict.fromkeys(("detr", "rf-detr", "rf-detr-seg"), _detr),

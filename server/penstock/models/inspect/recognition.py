@@ -10,8 +10,8 @@ from penstock.models.inspect.families import FAMILIES, Family, Resize, card_para
 from penstock.models.inspect.inspection import Hints, Question, Recognition
 from penstock.models.inspect.metadata import metadata_of
 from penstock.models.inspect.model_signature import LayoutMatch, ModelSignature, NoImageInput, read_signature
-from penstock.models.inspect.output_checks import Correction
 from penstock.models.inspect.sidecar_files import SidecarFiles
+from penstock.models.inspect.trial_outputs import Correction
 from penstock.protocol.inference import Datatype
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock.vision.spec import NetworkType
@@ -25,6 +25,7 @@ RULES: tuple[_Rule, ...] = (
     detector_rules.detr,
     detector_rules.poses,
     detector_rules.boxes_and_labels,
+    detector_rules.boxes_and_scores,
     detector_rules.ultraface,
     detector_rules.yunet,
     detector_rules.centerface,
@@ -40,7 +41,6 @@ RULES: tuple[_Rule, ...] = (
     other_rules.vector,
     other_rules.maps,
 )
-_SUPPRESSED = ("yolov8", "yolov5", "yolox", "deepstream-yolo", "ssd", "nanodet", "picodet", "fastestdet")
 _TYPES = {
     **dict.fromkeys(("yolov8-seg", "yolov5-seg", "yolo-end2end-seg", "rf-detr-seg"), NetworkType.INSTANCE_SEGMENTATION),
     **dict.fromkeys(("embedding", "depth", "ctc", "db"), NetworkType.OTHER),
@@ -312,9 +312,13 @@ def _thresholds(model: ModelSignature, match: LayoutMatch, network_type: Network
         found["pre-cluster-threshold"] = "0.25"
     if iou is not None:
         found["nms-iou-threshold"] = f"{iou:g}"
-    elif has_boxes and match.layout.startswith(_SUPPRESSED) and "nms-iou-threshold" not in match.card:
+    elif has_boxes and _suppresses(match.layout) and "nms-iou-threshold" not in match.card:
         found["nms-iou-threshold"] = "0.45"
     return found
+
+
+def _suppresses(layout: str) -> bool:
+    return layout in LAYOUTS and "iou" in LAYOUTS[layout].usable_options
 
 
 @dataclass(frozen=True, slots=True)

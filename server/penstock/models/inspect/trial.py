@@ -13,10 +13,11 @@ from penstock.models.inspect.alternatives import Comparison, compare
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Recognition, Trial
 from penstock.models.inspect.model_signature import anchor_counts
-from penstock.models.inspect.output_checks import Correction, OutputCheck, TrialOutputs, check_outputs
+from penstock.models.inspect.output_checks import check_outputs
 from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
 from penstock.models.inspect.recognition import recognise
 from penstock.models.inspect.sidecar_files import SidecarFiles
+from penstock.models.inspect.trial_outputs import Correction, OutputCheck, TrialOutputs
 from penstock.models.inspect.trial_session import TrialFailed, TrialSession
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy

@@ -166,14 +166,15 @@ def final_rows(model: ModelSignature) -> LayoutMatch | None:
 
 
 def rows_of_all_pictures(model: ModelSignature) -> LayoutMatch | None:
-    """YOLOv7 with NMS for ONNX Runtime: [M, 7], where M is not the batch."""
+    """YOLOv7 with NMS for ONNX Runtime, or YOLO-NAS in the flat format: [M, 7], where M is not the batch."""
     outputs = model.facts.outputs
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or outputs[0].shape[1] != 7:
         return None
     if model.follows_batch(outputs[0]) or outputs[0].shape[0] > 0:
         return None
-    why = "[M, 7] with free M that is not the batch: image, box, class, score, after NMS in the graph"
-    return LayoutMatch("yolov7-nms", (why,), rows_follow_batch=False)
+    why = "[M, 7] with free M that is not the batch: the image, a box, its class and score, after NMS in the graph"
+    layout = "yolo-nas-flat" if outputs[0].name.endswith("flat_predictions") else "yolov7-nms"
+    return LayoutMatch(layout, (why,), rows_follow_batch=False)
 
 
 def without_grid(model: ModelSignature) -> LayoutMatch | None:

@@ -8,14 +8,15 @@ from penstock.vision.layouts.layout import FINAL_BOX_OPTIONS, Layout, LayoutOpti
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
-# Names of the same four outputs by TensorRT's EfficientNMS plugin, other exporters of it, and mmyolo.
-_COUNTS = ("num_dets", "num_detections")
-_BOXES = ("det_boxes", "detection_boxes", "boxes", "bboxes")
-_SCORES = ("det_scores", "detection_scores", "scores")
-_CLASSES = ("det_classes", "detection_classes", "labels", "classes")
+# Names of the same four outputs by TensorRT's EfficientNMS plugin, other exporters of it, mmyolo and SuperGradients.
+_COUNTS = ("num_dets", "num_detections", "num_predictions")
+_BOXES = ("det_boxes", "detection_boxes", "boxes", "bboxes", "pred_boxes")
+_SCORES = ("det_scores", "detection_scores", "scores", "pred_scores")
+_CLASSES = ("det_classes", "detection_classes", "labels", "classes", "pred_classes")
 
 _SIX_COLUMNS = "x0, y0, x1, y1, score, class"
 _SEVEN_COLUMNS = "image, x0, y0, x1, y1, class, score"
+_FLAT_COLUMNS = "image, x0, y0, x1, y1, score, class"
 
 
 def parse_end2end(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -38,9 +39,22 @@ def parse_deepstream_yolo(outputs: Outputs, options: LayoutOptions, geometry: Ge
 def parse_yolov7_nms(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
     """Parses (n, 7): image, xyxy in network pixels, class, score; final. The image is 0. Raises EngineFailed."""
     rows = _rows(outputs, options, _SEVEN_COLUMNS)
+    return _finish_seven(outputs, options, geometry, rows[:, [0, 1, 2, 3, 4, 6, 5]])
+
+
+def parse_yolo_nas_flat(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses (n, 7): image, xyxy in network pixels, score, class; final. The image is 0. Raises EngineFailed.
+
+    Source: documentation/source/models_export.md of github.com/Deci-AI/super-gradients at 2095ed5.
+    """
+    return _finish_seven(outputs, options, geometry, _rows(outputs, options, _FLAT_COLUMNS))
+
+
+def _finish_seven(outputs: Outputs, options: LayoutOptions, geometry: Geometry, rows: FloatArray) -> Detections:
+    """rows: (n, 7), image, xyxy, score, class."""
     rows = rows[rows[:, 0] == 0]
-    class_id = _class_ids(outputs, options.output_names[0], rows[:, 6], rows[:, 5], options)
-    return _finish(rows[:, 1:5], rows[:, 6], class_id, options, geometry)
+    class_id = _class_ids(outputs, options.output_names[0], rows[:, 5], rows[:, 6], options)
+    return _finish(rows[:, 1:5], rows[:, 5], class_id, options, geometry)
 
 
 def parse_mmdeploy(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -147,6 +161,15 @@ LAYOUTS = (
         is_one_picture=True,
     ),
     Layout(
+        "yolo-nas-flat",
+        NetworkType.DETECTOR,
+        parse_yolo_nas_flat,
+        f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, score, class; {_FINAL}. The number of "
+        "rows is no batch: `max_batch_size` must be 0. YOLO-NAS exported in SuperGradients' flat format",
+        uses=FINAL_BOX_OPTIONS,
+        is_one_picture=True,
+    ),
+    Layout(
         "mmdeploy",
         NetworkType.DETECTOR,
         parse_mmdeploy,
@@ -160,7 +183,7 @@ LAYOUTS = (
         parse_efficient_nms,
         f"`num_dets` integer, `det_boxes` float `[n, 4]`: x0, y0, x1, y1 {_PIXELS}, `det_scores` float `[n]`, "
         f"`det_classes` integers `[n]`; {_FINAL}. Also `num_detections`, `detection_boxes`, …, or `num_dets`, `boxes`, "
-        "`scores`, `labels`; other names: in this order",
+        "`scores`, `labels`, or `num_predictions`, `pred_boxes`, …; other names: in this order",
         uses=FINAL_BOX_OPTIONS,
     ),
 )

@@ -69,6 +69,20 @@ def parse_yolox(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     return finish_detections(xyxy, found.score, found.class_id, options, geometry.to_source)
 
 
+def parse_yolo_nas(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """Parses boxes (n, 4) xyxy in network pixels, and scores (n, classes) or (classes, n). Raises EngineFailed."""
+    box_name, score_name = outputs.pick(options, ("boxes", "pred_boxes"), ("scores", "pred_scores"))
+    xyxy, scores = outputs.floats(box_name, rank=2), outputs.floats(score_name, rank=2)
+    count = len(xyxy)
+    if xyxy.shape != (count, _BOX):
+        raise outputs.refuse(box_name, xyxy, "[n, 4]")
+    if count not in scores.shape:
+        raise outputs.refuse(score_name, scores, f"[{count}, classes] (a row per box of {box_name!r})")
+    by_class = scores.T if len(scores) == count else scores
+    found = best_classes(probabilities(by_class, options), options)
+    return finish_detections(xyxy[found.row], found.score, found.class_id, options, geometry.to_source)
+
+
 def boxes_of_anchors(
     columns: FloatArray,
     scores: FloatArray,
@@ -160,5 +174,12 @@ LAYOUTS = (
         parse_yolox,
         _ROWS.format(5) + "centre relative to the cell and logarithms of width and height, in cells of 8, 16, 32 and "
         "perhaps 64 pixels; objectness, a score per class. YOLOX as it is exported by default",
+    ),
+    Layout(
+        "yolo-nas",
+        NetworkType.DETECTOR,
+        parse_yolo_nas,
+        "`boxes` float `[n, 4]`: x0, y0, x1, y1 in pixels of the network's input; `scores` float `[n, classes]` or its "
+        "transpose. Other names: in this order. YOLO-NAS exported without NMS",
     ),
 )
