@@ -54,6 +54,20 @@ def identity(dims: Dims = ("N", 3), *, elem_type: int = TensorProto.FLOAT) -> on
     )
 
 
+def greedy(tensors: int) -> onnx.ModelProto:
+    """count [1] → mean [1]: with so many tensors of `count` numbers in memory at once."""
+    nodes = [helper.make_node("ConstantOfShape", ["count"], ["large_0"])]
+    nodes += [helper.make_node("Add", [f"large_{i}", "one"], [f"large_{i + 1}"]) for i in range(tensors - 1)]
+    nodes += [
+        helper.make_node("Sum", [f"large_{i}" for i in range(tensors)], ["sum"]),
+        helper.make_node("ReduceMean", ["sum"], ["mean"], axes=[0]),
+    ]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    return _model(
+        nodes, [_value("count", TensorProto.INT64, [1])], [("mean", TensorProto.FLOAT, [1])], initializers=[one]
+    )
+
+
 def identities() -> onnx.ModelProto:
     """One input in_T [N, 2] and output out_T for every datatype T."""
     nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in TYPES]

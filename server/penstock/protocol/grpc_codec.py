@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import UNMERGED, ModelState
-from penstock.protocol.error_codes import codes_of
+from penstock.protocol.error_codes import codes_of, retry_after
 from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.grpc_inference import (
     decode_infer_message,
@@ -134,8 +134,10 @@ def encode(response: InferResponse, _: DecodedRequest, __: GrpcCall) -> GrpcAnsw
 
 
 def encode_error(error: InferenceError) -> GrpcAnswer:
-    """The status code and its details."""
-    return GrpcAnswer(codes_of(error).grpc, details=error.message)
+    """The status code and its details, and retry-after in seconds if waiting helps."""
+    seconds = retry_after(error)
+    trailing = () if seconds is None else (("retry-after", f"{seconds:g}"),)
+    return GrpcAnswer(codes_of(error).grpc, details=error.message, trailing_metadata=trailing)
 
 
 def with_sequence(call: GrpcCall, sequence: int | str) -> GrpcCall:

@@ -123,8 +123,9 @@ def encode(response: InferResponse, ask: DecodedRequest, call: HttpCall) -> Http
 
 
 def encode_error(error: InferenceError) -> HttpAnswer:
-    """{"error": text} with its status."""
-    return encode_text(codes_of(error).http, error.message)
+    """{"error": text} with its status, and retry-after if waiting helps."""
+    answer, seconds = encode_text(codes_of(error).http, error.message), http_retry_after(error)
+    return answer if seconds is None else replace(answer, headers=(*answer.headers, (b"retry-after", b"%d" % seconds)))
 
 
 def encode_text(status: int, text: str) -> HttpAnswer:
@@ -368,8 +369,7 @@ def not_ready(error: InferenceError) -> HttpAnswer:
     """Why a model is not ready: 400 for a refused one, as Triton answers for a model that failed to load."""
     if isinstance(error, ModelRefused):
         return encode_text(400, error.message)
-    answer, seconds = encode_error(error), http_retry_after(error)
-    return answer if seconds is None else replace(answer, headers=(*answer.headers, (b"retry-after", b"%d" % seconds)))
+    return encode_error(error)
 
 
 def with_unmerged(answer: HttpAnswer, reason: str) -> HttpAnswer:

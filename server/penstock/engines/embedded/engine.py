@@ -17,6 +17,7 @@ from penstock.engines.embedded.model_version import LoadedVersion, Run
 from penstock.engines.embedded.relay import MAX_BODY_BYTES, InProcessRelay
 from penstock.engines.embedded.repository import ModelFolder, RepositoryReader
 from penstock.engines.embedded.shared_memory import SharedRegions
+from penstock.engines.ort_serving.memory import MemoryLimit
 from penstock.logs import get_logger
 from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
@@ -121,6 +122,7 @@ class EmbeddedEngine(InProcessRelay):
     ) -> None:
         super().__init__(self, max_body_bytes)
         self._max_waiting = max_waiting
+        self._memory = MemoryLimit()
         self.regions = SharedRegions()
         self._models: dict[str, ServedModel] = {}
         self._disk = RepositoryReader(repositories, max_wait_s=disk_timeout_s)
@@ -297,7 +299,9 @@ class EmbeddedEngine(InProcessRelay):
                 model.is_loading = False
 
     async def _open(self, model: ServedModel, folder: ModelFolder, config_json: str | None) -> None:
-        opened = await self._in_loader(lambda: open_model(folder, config_json, loaded=model.state_on_disk))
+        opened = await self._in_loader(
+            lambda: open_model(folder, config_json, loaded=model.state_on_disk, memory=self._memory)
+        )
         if opened.state_on_disk is None:
             return
         model.install(opened, max_waiting=self._max_waiting)

@@ -23,7 +23,9 @@ from penstock.engines.embedded.repository import (
 )
 from penstock.engines.model_io import rules_of
 from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError, read_signature, validate
+from penstock.engines.ort_serving.memory import MemoryLimit
 from penstock.engines.ort_serving.session import (
+    CPU_ONLY,
     OrtModel,
     describe,
     model_path,
@@ -117,8 +119,13 @@ class StateOnDisk:
     config_json: str | None
 
 
-def open_model(folder: ModelFolder, config_json: str | None, *, loaded: StateOnDisk | None) -> OpenedModel:
-    """Opens all configured versions, unless `loaded` is the same state. Raises ModelNotReady."""
+def open_model(
+    folder: ModelFolder, config_json: str | None, *, loaded: StateOnDisk | None, memory: MemoryLimit | None = None
+) -> OpenedModel:
+    """Opens all configured versions, unless `loaded` is the same state. memory: of the process.
+
+    Raises ModelNotReady.
+    """
     if folder.conflict:
         raise _not_ready(folder, folder.conflict)
     state = StateOnDisk(fingerprint(folder), config_json)
@@ -138,7 +145,7 @@ def open_model(folder: ModelFolder, config_json: str | None, *, loaded: StateOnD
     failures: dict[int, str] = {}
     for version in versions:
         try:
-            opened[version] = _open_version(folder, version, config)
+            opened[version] = _open_version(folder, version, config, memory)
         except (OrtLoadError, InvalidRequest) as error:
             failures[version] = str(error)
         except Exception as error:  # loader thread's root: fails only this version
@@ -151,7 +158,9 @@ def _not_ready(folder: ModelFolder, reason: str) -> ModelNotReady:
     return ModelNotReady(f"model {folder.name!r} cannot be loaded: {reason}")
 
 
-def _open_version(folder: ModelFolder, version: int, config: model_config_pb2.ModelConfig) -> OpenedVersion:
+def _open_version(
+    folder: ModelFolder, version: int, config: model_config_pb2.ModelConfig, memory: MemoryLimit | None
+) -> OpenedVersion:
     given = json_of(config)
     path = model_path(folder.path / str(version), given)
     group = config.instance_group[0]
@@ -160,12 +169,14 @@ def _open_version(folder: ModelFolder, version: int, config: model_config_pb2.Mo
     placement = select_providers(given, kind=kind, device_id=device_id, available=ort.get_available_providers())
     budget = thread_budget(given, is_one_session=True)
     options = session_options(given, budget)
+    if memory is not None and placement.providers == CPU_ONLY:
+        memory.check()
     session = open_session(path, options, placement.providers)
     signature = read_signature(session)
     full = completed_config(config, signature)
     as_dict = json_of(full)
     validate(as_dict, signature)
-    ort_model, rules = OrtModel(session, signature, as_dict), rules_of(full)
+    ort_model, rules = OrtModel(session, signature, as_dict, memory), rules_of(full)
     try:
         warm_up(full, folder.path / "warmup", lambda arrays: ort_model.run(tuple(rules.outputs), arrays))
     except OrtRequestError as error:

@@ -282,6 +282,10 @@ class Run:
             raise _kind_of(error)(f"model {self.request.model_name!r}: {error}") from error
         except InferenceError:
             raise
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"model {self.request.model_name!r}: there is too little memory for its outputs"
+            ) from error
         except Exception as error:
             log.exception("an inference failed in the engine", model=self.request.model_name)
             raise EngineFailed(

@@ -1,7 +1,9 @@
 """An ONNX Runtime session with the options of the model's configuration, and runs through it."""
 
+import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,8 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from .config import Config, OrtLoadError, OrtRequestError, Signature
+from .config import Config, OnnxTensorSpec, OrtLoadError, OrtRequestError, Signature
+from .memory import CHECK_EVERY_S, LONG_RUN_S, MemoryLimit, is_out_of_memory
 from .threads import ThreadBudget
 
 CLIENT_ERRORS = (ort_state.InvalidArgument, ValueError)
@@ -30,6 +33,7 @@ ORT_ERRORS = (
     TypeError,
     MemoryError,
 )
+CPU_ONLY = ["CPUExecutionProvider"]
 MAX_NUMBER = 1024  # of threads: ONNX Runtime's memory grows with the square; 100,000 take minutes and gigabytes
 SEVERITY_ERROR, SEVERITY_FATAL = 3, 4  # a failed run is reported in the response, so it is not logged, too
 GRAPH_LEVELS = {
@@ -165,7 +169,7 @@ def select_providers(config: Config, *, kind: str, device_id: int, available: Se
         return ProviderSelection([_cuda(accelerators, device_id), "CPUExecutionProvider"], warnings)
     if kind == "GPU":
         warnings.append(f"instance on GPU {device_id} runs on the CPU: this onnxruntime has no CUDAExecutionProvider")
-    return ProviderSelection(["CPUExecutionProvider"], warnings)
+    return ProviderSelection(CPU_ONLY, warnings)
 
 
 def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
@@ -180,8 +184,11 @@ def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
 class OrtModel:
     """One open session. Thread-safe like the session."""
 
-    def __init__(self, session: ort.InferenceSession, signature: Signature, config: Config) -> None:
-        self._session = session
+    def __init__(
+        self, session: ort.InferenceSession, signature: Signature, config: Config, memory: MemoryLimit | None = None
+    ) -> None:
+        """memory: of the process, or None for no limit. It applies if the session has only the CPU's provider."""
+        self._session, self._signature = session, signature
         self._config = config
         self._run_options = self.run_options()
         inputs = (*signature.inputs, *signature.overridable)
@@ -192,17 +199,41 @@ class OrtModel:
             for entry in config.get("output", [])
         }
 
+        self._memory = memory if session.get_providers() == CPU_ONLY else None
+        if self._memory is not None:
+            self._memory.add(self)
+
     def run_options(self) -> ort.RunOptions:
         """Options of a run by the configuration. Setting `terminate` ends the run at its next node."""
         return _run_options(self._config)
 
     def run(self, names: Sequence[str], inputs: Mapping[str, Any], options: ort.RunOptions | None = None) -> list[Any]:
         """The outputs `names`, in that order. Raises OrtRequestError with ONNX Runtime's reason."""
+        memory = self._memory
+        if memory is not None:
+            memory.check(CHECK_EVERY_S)
+        started = time.monotonic()
         try:
             arrays = self._session.run(list(names), self._to_ort(inputs), options or self._run_options)
         except ORT_ERRORS as error:
+            if memory is not None and is_out_of_memory(error):
+                memory.release()
             raise OrtRequestError(ort_error_text(error), is_client_error=isinstance(error, CLIENT_ERRORS)) from None
+        if memory is not None and time.monotonic() - started > LONG_RUN_S:
+            memory.check()
         return [self._from_ort(name, array) for name, array in zip(names, arrays, strict=True)]
+
+    def release_memory(self) -> None:
+        """Frees the parts of the session's arena that no run uses: ONNX Runtime does that at the end of a run.
+
+        This run ends before its first node.
+        """
+        options = ort.RunOptions()
+        options.terminate = True
+        options.log_severity_level = SEVERITY_FATAL
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        with contextlib.suppress(*ORT_ERRORS):
+            self._session.run(None, {spec.name: _smallest(spec) for spec in self._signature.inputs}, options)
 
     def _to_ort(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         feed = dict(inputs)
@@ -217,6 +248,15 @@ class OrtModel:
     def _from_ort(self, name: str, array: Any) -> Any:
         """Gives a scalar the configuration's shape, as NGC's backend does; the engine applies a reshape."""
         return array.reshape(self._output_dims[name]) if array.ndim == 0 else array
+
+
+_DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "STRING": "object"}  # others by their own names
+
+
+def _smallest(spec: OnnxTensorSpec) -> Any:
+    """Zeros of the input's shape, 1 for each dynamic dimension."""
+    kind = spec.data_type.removeprefix("TYPE_")
+    return np.zeros([max(dim, 1) for dim in spec.dims], _DTYPES.get(kind, kind.lower()))
 
 
 def _run_options(config: Config) -> ort.RunOptions:
@@ -245,4 +285,5 @@ def ort_error_text(error: BaseException) -> str:
     node = r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
     text = re.sub(node, lambda found: f"{found[1]} node '{found[2]}': ", text)
     text = re.sub(r"/\S+\.(?:cc|cpp|h|cu|cuh):\d+ ", "", text)
+    text = re.sub(r"void\* onnxruntime::.*(?=Failed to allocate)", "", text)
     return " ".join(text.split()) or type(error).__name__

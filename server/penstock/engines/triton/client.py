@@ -9,13 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
+import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from penstock.engines.call_options import CallTimeouts, EngineHeaders, RetryBudget
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.engines.embedded.repository import ModelFolder, chosen_versions, read_config, scan
-from penstock.engines.failures import SHARED_MEMORY_FULL, means_shared_memory_full
+from penstock.engines.failures import SHARED_MEMORY_FULL, means_out_of_memory, means_shared_memory_full
 from penstock.engines.relayed_calls import LOAD_METHOD, load_over_grpc, to_http_answer
 from penstock.engines.triton.grpc_client import TritonGrpcClient
 from penstock.engines.triton.http_client import TritonHttpClient, parse_engine_url
@@ -29,6 +30,7 @@ from penstock.protocol.errors import (
     InvalidRequest,
     ModelNotReady,
     OutOfMemory,
+    reason_line,
 )
 from penstock.protocol.grpc_messages import decode_index, decode_metadata, decode_response, encode_request, parsed
 from penstock.protocol.inference import InferRequest, InferResponse
@@ -36,6 +38,7 @@ from penstock.protocol.request_checks import is_version
 
 METRICS_CONNECTIONS = 2
 REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's text
+_FAILED = (500, grpc.StatusCode.INTERNAL.value[0])
 
 
 class TritonEngine:
@@ -106,6 +109,8 @@ class TritonEngine:
             error_text = answer.details if answer.code else ""
         if error_text and means_shared_memory_full(error_text):
             raise OutOfMemory(SHARED_MEMORY_FULL)
+        if answer.status_code in _FAILED and means_out_of_memory(error_text):
+            raise OutOfMemory(reason_line(error_text.removeprefix('{"error":"').removesuffix('"}')))
         return cast(A, answer)
 
     async def _send_http(self, call: HttpCall, deadline: float | None) -> HttpAnswer:

@@ -25,7 +25,9 @@ from ort_serving.config import (
     refuse_numpy_2,
     validate,
 )
+from ort_serving.memory import MemoryLimit, prefer_for_oom_kill
 from ort_serving.session import (
+    CPU_ONLY,
     OrtModel,
     describe,
     model_path,
@@ -74,6 +76,10 @@ class TritonPythonModel:
         placement = select_providers(config, kind=kind, device_id=device_id, available=ort.get_available_providers())
         budget = thread_budget(config)
         options = session_options(config, budget)
+        memory = MemoryLimit()
+        if placement.providers == CPU_ONLY:
+            prefer_for_oom_kill()
+            memory.check()
         session = open_session(path, options, placement.providers)
         signature = read_signature(session)
         validate(config, signature)
@@ -81,7 +87,7 @@ class TritonPythonModel:
             pb_utils.Logger.log_warn(f"model '{self._name}': {warning}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
         pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {describe(config, options, budget)}")
-        model = OrtModel(session, signature, config)
+        model = OrtModel(session, signature, config, memory)
         return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
 
     def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
