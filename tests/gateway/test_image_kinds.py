@@ -203,7 +203,7 @@ async def test_draw_keeps_its_slot_until_the_thread_ends(rig: Rig, monkeypatch: 
 
 async def test_results_with_pixels_are_read_a_few_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading and writing happen in threads, in slots; the event loop's thread does neither."""
-    slots = rig.images._reader._slots
+    slots = rig.images._readers
     monkeypatch.setattr(slots._queue, "limit", 2)
     held: list[int] = []
     own = threading.current_thread()

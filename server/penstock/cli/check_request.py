@@ -31,10 +31,10 @@ from penstock.models.check.golden import (
 from penstock.models.check.model_files import ModelFiles
 from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.inference import InferRequest, Tensor, tensor_from_numpy
+from penstock.protocol.inference import InferRequest, Tensor
 from penstock.vision.card import card_from_config
 from penstock.vision.decode import decode
-from penstock.vision.image_tasks import size_tensors
+from penstock.vision.image_tasks import input_tensors
 from penstock.vision.preprocess import least_decoded_size, prepare
 from penstock.vision.results import parse
 
@@ -109,9 +109,8 @@ class EmbeddedCheckEngine:
         spec = card.prepare_spec
         array, geometry = prepare(decode(picture, spec.color, at_least=least_decoded_size(spec)), spec)
         (call,) = merge_rows([array], declared_shape=card.input_shape, max_batch_size=config.max_batch_size)
-        tensor = tensor_from_numpy(card.input_name, np.ascontiguousarray(call.array))
-        sizes = size_tensors(card, [geometry], has_batch_axis=call.has_batch_axis)
-        response = await self._engine.infer(InferRequest(model_name, (tensor, *sizes)))
+        inputs = input_tensors(card, np.ascontiguousarray(call.array), [geometry], has_batch_axis=call.has_batch_axis)
+        response = await self._engine.infer(InferRequest(model_name, inputs))
         return classes_in(parse(card, response, 0 if call.has_batch_axis else None, geometry))
 
 

@@ -16,21 +16,12 @@ from penstock.gateway.engine_slots import EngineSlots
 from penstock.gateway.image_trial import why_pictures_fail
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.picture_drawing import PictureDrawer
-from penstock.gateway.result_reader import ResultReader
+from penstock.gateway.thread_slots import THREADS_AT_ONCE, ThreadSlots
 from penstock.gateway.tracing import engine_span, trace_preparation, trace_stages
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine, ModelConfig
 from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, UnsupportedMedia
-from penstock.protocol.inference import (
-    Array,
-    Batcher,
-    BatchTrace,
-    InferRequest,
-    InferResponse,
-    Tensor,
-    Timings,
-    tensor_from_numpy,
-)
+from penstock.protocol.inference import Array, Batcher, BatchTrace, InferRequest, InferResponse, Tensor, Timings
 from penstock.protocol.request_checks import ImageInput
 from penstock.protocol.shared_memory import Lease, Slab
 from penstock.protocol.vision_results import VisionResult
@@ -43,13 +34,13 @@ from penstock.vision.image_tasks import (
     check_image_count,
     check_tensor_size,
     gather_or_cancel,
-    input_tensor,
+    input_tensors,
     max_images_in_memory,
     max_rows,
     pass_encoded,
     reads_headers_inline,
-    size_tensors,
 )
+from penstock.vision.preprocess import Geometry
 from penstock.vision.results import (
     ImageModel,
     ImageRequest,
@@ -58,8 +49,10 @@ from penstock.vision.results import (
     concurrent_timings,
     may_take_images,
     preparation_timings,
+    result_of,
     sequential_timings,
 )
+from penstock.vision.spec import NetworkType
 
 
 class _Wave(NamedTuple):
@@ -98,7 +91,10 @@ class ImageFlow:
         self._watch, self._pool, self._metrics = watch, pool, metrics
         self._models: dict[str, ImageModel] = {}
         self._preparing = PreparationEstimator()
-        self._drawer, self._reader = PictureDrawer(pool), ResultReader()
+        self._drawer = PictureDrawer(pool)
+        self._readers = ThreadSlots(
+            THREADS_AT_ONCE, what="the model's outputs were read", others="the outputs that are read before its own"
+        )
 
     async def model(self, model_name: str) -> ImageModel:
         """Raises ModelNotFound, ModelRefused, and InvalidRequest if its config does not describe images."""
@@ -144,8 +140,7 @@ class ImageFlow:
             check_tensor_size(sum(item.array.nbytes for item in prepared))
         self._metrics.prepared(label, sequential_timings(timings))
         self._metrics.batch(label, len(prepared))
-        call = _stack_rows([item.array for item in prepared], model)
-        return (tensor_from_numpy(model.card.input_name, call.array), *_sizes_of(model.card, prepared, call))
+        return _inputs_of(model.card, prepared, _stack_rows([item.array for item in prepared], model))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
@@ -231,8 +226,7 @@ class ImageFlow:
         )
         infer_started = time.monotonic()
         lease = prepared[0].lease  # of the only image
-        name = model.card.input_name
-        inputs = [(input_tensor(name, call.array, lease), *_sizes_of(model.card, prepared, call)) for call in calls]
+        inputs = [_inputs_of(model.card, prepared, call, lease) for call in calls]
         for call in calls:
             self._metrics.batch(label, len(call.members))
         responses = await self._infer(request, inputs, lease)
@@ -282,18 +276,16 @@ class ImageFlow:
         else:
             prepared = await self._prepare_owned(request, index, model)
         trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
-        tensor = input_tensor(model.card.input_name, prepared.array[np.newaxis], prepared.lease)
-        sizes = size_tensors(model.card, [prepared.geometry], has_batch_axis=True)
-        asked = InferRequest(
-            request.model_name, (tensor, *sizes), request.model_version, request.id, deadline=request.deadline
-        )
+        row, lease = prepared.array[np.newaxis], prepared.lease
+        inputs = input_tensors(model.card, row, [prepared.geometry], has_batch_axis=True, lease=lease)
+        asked = InferRequest(request.model_name, inputs, request.model_version, request.id, deadline=request.deadline)
         try:
             response = await batching.infer(asked, client=request.client)
         finally:  # a call that still reads the array has its own reference
-            if prepared.lease is not None:
-                prepared.lease.release()
+            if lease is not None:
+                lease.release()
         parse_started = time.monotonic()
-        result = await self._reader.read(request, model.card, response, 0, prepared.geometry)
+        result = await self._parsed(request, model.card, response, 0, prepared.geometry)
         received = response.timings
         postprocess_s = time.monotonic() - parse_started
         timings = Timings(
@@ -309,7 +301,7 @@ class ImageFlow:
         jobs = [self._one(request, index, model, slab if len(which) == 1 else None) for index in which]
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds_left(request.deadline)):
+                async with asyncio.timeout(None if request.deadline is None else request.deadline - time.monotonic()):
                     return await gather_or_cancel(jobs)
         except asyncio.CancelledError as cancelled:
             note_cancel_stage(cancelled, CancelStage.DECODE)
@@ -358,8 +350,16 @@ class ImageFlow:
         for call, response in zip(calls, responses, strict=True):
             for row, member in enumerate(call.members):
                 batch_row, geometry = row if call.has_batch_axis else None, prepared[member].geometry
-                results[member] = await self._reader.read(request, card, response, batch_row, geometry)
+                results[member] = await self._parsed(request, card, response, batch_row, geometry)
         return tuple(results[index] for index in range(len(prepared)))
+
+    async def _parsed(
+        self, request: ImageRequest, card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry
+    ) -> object:
+        work = partial(result_of, request, card, response, row, geometry)
+        if card.network_type in (NetworkType.DETECTOR, NetworkType.CLASSIFIER):
+            return work()
+        return await self._readers.run(work, client=request.client, deadline=request.deadline)  # up to 500 MB each
 
     def _in_turn(self, request: InferRequest, client: str) -> Coroutine[Any, Any, InferResponse]:
         if self._slots is None:
@@ -398,11 +398,8 @@ def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> MergedRows:
     return calls[0]
 
 
-def _sizes_of(card: VisionCard, prepared: Sequence[PreparedImage], call: MergedRows) -> tuple[Tensor, ...]:
+def _inputs_of(
+    card: VisionCard, prepared: Sequence[PreparedImage], call: MergedRows, lease: Lease | None = None
+) -> tuple[Tensor, ...]:
     geometries = [prepared[member].geometry for member in call.members]
-    return size_tensors(card, geometries, has_batch_axis=call.has_batch_axis)
-
-
-def seconds_left(deadline: float | None) -> float | None:
-    """Seconds until a monotonic deadline, at least 0; None for none."""
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+    return input_tensors(card, call.array, geometries, has_batch_axis=call.has_batch_axis, lease=lease)

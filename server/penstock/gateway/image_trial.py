@@ -15,7 +15,7 @@ from penstock.protocol.errors import EngineFailed, InvalidRequest, OutOfMemory, 
 from penstock.protocol.inference import InferRequest
 from penstock.vision.card import VisionCard
 from penstock.vision.decoder_process import PreparedImage
-from penstock.vision.image_tasks import input_tensor, size_tensors
+from penstock.vision.image_tasks import input_tensors
 from penstock.vision.results import CANARY_PICTURE, LOWEST_CONF, ImageModel, parse
 
 _TRIED_RESULTS = 100
@@ -58,9 +58,8 @@ async def _try_call(
     card: VisionCard, call: MergedRows, prepared: list[PreparedImage], engine: Engine, base: InferRequest
 ) -> None:
     geometries = [prepared[member].geometry for member in call.members]
-    tensor = input_tensor(card.input_name, call.array, None)
-    sizes = size_tensors(card, geometries, has_batch_axis=call.has_batch_axis)
-    response = await engine.infer(replace(base, inputs=(tensor, *sizes)))
+    inputs = input_tensors(card, call.array, geometries, has_batch_axis=call.has_batch_axis)
+    response = await engine.infer(replace(base, inputs=inputs))
     for row, geometry in enumerate(geometries):
         await asyncio.to_thread(parse, card, response, row if call.has_batch_axis else None, geometry)
 

@@ -1,11 +1,10 @@
 """Draws results into pictures. Decoder processes decode the picture again; a few threads draw."""
 
-import os
 from functools import partial
 
 import simplejpeg
 
-from penstock.gateway.thread_slots import ThreadSlot, ThreadSlots
+from penstock.gateway.thread_slots import THREADS_AT_ONCE, ThreadSlot, ThreadSlots
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Array, Datatype
 from penstock.protocol.vision_results import VisionResult
@@ -17,7 +16,6 @@ from penstock.vision.spec import ColorFormat, InputOrder, PrepareSpec, ResizeMod
 
 MAX_JPEG_SIDE = 65500  # pixels; libjpeg's limit
 QUALITY = 90
-DRAWN_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
 _PIXELS = PrepareSpec(
     width=0, height=0, color=ColorFormat.BGR, layout=InputOrder.NHWC, fit=ResizeMode.KEEP, datatype=Datatype.UINT8
 )
@@ -29,7 +27,7 @@ class PictureDrawer:
     def __init__(self, pool: DecodePool) -> None:
         self._pool = pool
         self.slots = ThreadSlots(
-            DRAWN_AT_ONCE, what="the picture was drawn", others="the pictures that are drawn before it"
+            THREADS_AT_ONCE, what="the picture was drawn", others="the pictures that are drawn before it"
         )
 
     async def draw(self, request: ImageRequest, result: VisionResult, card: VisionCard, slot: ThreadSlot) -> bytes:

@@ -1,6 +1,7 @@
 """Threads for long work with much memory: a limited number at a time, with fair queueing between clients."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 from penstock.gateway.engine_slots import SlotQueue
 from penstock.protocol.errors import DeadlineExceeded
 
+THREADS_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
 T = TypeVar("T")
 
 

@@ -205,6 +205,14 @@ def input_tensor(name: str, array: Array, lease: Lease | None) -> Tensor:
     return replace(tensor_from_numpy(name, array), place=lease.place)
 
 
+def input_tensors(
+    card: VisionCard, array: Array, geometries: Sequence[Geometry], *, has_batch_axis: bool, lease: Lease | None = None
+) -> tuple[Tensor, ...]:
+    """All inputs of the model for these pictures. array: their rows. lease: as in input_tensor."""
+    image = input_tensor(card.input_name, array, lease)
+    return (image, *size_tensors(card, geometries, has_batch_axis=has_batch_axis))
+
+
 def size_tensors(card: VisionCard, geometries: Sequence[Geometry], *, has_batch_axis: bool) -> tuple[Tensor, ...]:
     """The input that gets the pictures' (width, height), if the model has it."""
     spec = card.size_input

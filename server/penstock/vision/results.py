@@ -145,6 +145,14 @@ def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: 
     return result
 
 
+def result_of(
+    request: ImageRequest, card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry
+) -> object:
+    """As `parse`, converted by the request's `write` if it has one."""
+    result = parse(card, response, row, geometry)
+    return result if request.write is None else request.write(result, card.labels)
+
+
 def _numbers_of(result: VisionResult) -> tuple[npt.ArrayLike, ...]:
     """All floats of the result."""
     match result:
