@@ -120,6 +120,26 @@ ROWS: dict[str, Row] = {
         "deepstream-yolo", {"output": joined(corners(3 * N640, 640), scores(3 * N640, 1), whole(3 * N640, 4))},
         card=RGB, labels=0,
     ),
+    "deepstream-yolo of centres": Row(
+        "deepstream-yolo-cxcywh", {"output": joined(centres(N640, 640), scores(N640, 1), whole(N640, 4))},
+        card={**RGB, "nms-iou-threshold": "0.45"}, labels=0,
+    ),
+    "deepstream-yolo of three outputs": Row(
+        "deepstream-yolo-cxcywh",
+        {
+            "boxes": centres(N640, 640)[np.newaxis], "scores": scores(N640, 1)[np.newaxis],
+            "classes": whole(N640, 4)[np.newaxis],
+        },
+        shapes={"boxes": (1, N640, 4)}, card=RGB, labels=0,
+    ),
+    "deepstream-yolo of three outputs with corners": Row(
+        "deepstream-yolo",
+        {
+            "boxes": corners(N640, 640)[np.newaxis], "scores": scores(N640, 1)[np.newaxis],
+            "classes": whole(N640, 4)[np.newaxis],
+        },
+        card=RGB, labels=0,
+    ),
     "yolo-end2end": Row(
         "yolo-end2end", {"output0": final(300)},
         metadata=ultralytics("detect", TWO, (640, 640), end2end="True"), card=RGB, labels=2,

@@ -6,7 +6,16 @@ import pytest
 
 from penstock.models.inspect.deepstream import NotDeepStream, hints_from_deepstream
 from penstock.models.inspect.inspection import Hints, Verdict, merged
-from tests.models.inspect.made_models import centres, constant_model, inspected, joined, numbers, scores, transposed
+from tests.models.inspect.made_models import (
+    centres,
+    constant_model,
+    inspected,
+    joined,
+    numbers,
+    scores,
+    transposed,
+    whole,
+)
 
 # As the files of marcoslucianops/DeepStream-Yolo are, config_infer_primary_yoloV8.txt among them.
 YOLOV8 = """[property]
@@ -63,6 +72,20 @@ def test_offsets_are_nvinfers(tmp_path: Path) -> None:
     assert [float(part) for part in card["offsets"].split(";")] == pytest.approx([123.675, 116.28, 103.53])
     assert card["model-color-format"] == "1"
     assert "maintain-aspect-ratio" not in card
+
+
+@pytest.mark.parametrize("parser", ["NvDsInferParseYolo", "NvDsInferParseYoloE"])
+def test_boxes_that_the_files_parser_would_misread_are_asked(tmp_path: Path, parser: str) -> None:
+    """The parser's name does not say whether boxes are corners: exports before November 2024 have centre and size."""
+    hints = hints_from_deepstream(write(tmp_path, YOLOV8.replace("NvDsInferParseYolo\n", f"{parser}\n"))).hints
+    assert hints.layout == "deepstream-yolo"
+    rows = joined(centres(2100, 320), scores(2100, 1), whole(2100, 2))
+    path = constant_model(tmp_path / "model.onnx", {"output": rows}, image=(1, 3, 320, 320))
+    found = inspected(path, hints)
+    question = found.recognition.blocking_questions[0]
+    assert (question.flag, question.choices) == ("--layout", ("deepstream-yolo-cxcywh",))
+    flag = Hints(layout="deepstream-yolo-cxcywh")
+    assert inspected(path, merged(flag, hints)).verdict is Verdict.SERVABLE
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:

@@ -174,6 +174,47 @@ def test_deepstream_yolo_rows_are_suppressed_per_class() -> None:
     assert len(agnostic) < len(plain_nms(STREET))
 
 
+@pytest.mark.parametrize("is_single", [False, True])
+@pytest.mark.parametrize("layout", ["deepstream-yolo", "deepstream-yolo-cxcywh"])
+def test_deepstream_yolo_has_one_output_or_three_with_corners_or_centres(layout: str, is_single: bool) -> None:
+    """Older exports have boxes, scores and classes in three outputs; Ultralytics' models had centre and size."""
+    pictures: list[tuple[list[PlainBox], tuple[int, int]]] = [(list(STREET), STREET_SIZE), (list(YARD), YARD_SIZE)]
+    random = np.random.default_rng(4)
+    rows = np.zeros((2, 1680, 6), np.float32)
+    rows[..., :4], rows[..., 4] = random.uniform(0, 250, (2, 1680, 4)), random.uniform(0, 0.2, (2, 1680))
+    for index, (boxes, size) in enumerate(pictures):
+        for place, box in zip(random.permutation(1680), boxes, strict=False):
+            x0, y0, x1, y1, class_id, score = fit_of(size, SIZE).to_network(box)
+            centre = (x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0
+            rows[index, place] = *(centre if "cxcywh" in layout else (x0, y0, x1, y1)), score, class_id
+    three = {"classes": rows[..., 5:], "boxes": rows[..., :4], "scores": rows[..., 4:5]}
+    outputs = {"output": rows} if is_single else three
+    card = card_of(layout, SIZE, list(outputs))
+    for index, (boxes, size) in enumerate(pictures):
+        wanted = clipped(plain_nms(boxes), fit_of(size, SIZE))
+        assert_same_detections(decode(card, outputs, size, row=index), wanted)
+        alone = {name: array[index : index + 1] for name, array in outputs.items()}
+        assert_same_detections(decode(card, alone, size, row=None), wanted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"boxes": (1, 9, 5)}, r"'boxes' has shape \[9, 5\] for one image; \[9, 4\] \(a box per score of 'scores'\)"),
+        ({"scores": (1, 8, 1)}, r"'boxes' has shape \[9, 4\] for one image; \[8, 4\]"),
+        ({"classes": (1, 7, 1)}, r"'classes' has shape \[7\] for one image; \[9\] \(a class per box\)"),
+    ],
+)
+def test_three_outputs_of_deepstream_yolo_of_wrong_shapes_are_the_models_fault(
+    changed: dict[str, tuple[int, ...]], sentence: str
+) -> None:
+    """The sentence names the output, its shape, and what was expected."""
+    shapes = {"boxes": (1, 9, 4), "scores": (1, 9, 1), "classes": (1, 9, 1), **changed}
+    outputs = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    with pytest.raises(EngineFailed, match=sentence):
+        decode(card_of("deepstream-yolo", SIZE, list(outputs)), outputs, STREET_SIZE)
+
+
 @pytest.mark.parametrize("layout", [*FINAL, "deepstream-yolo"])
 def test_options_choose_among_the_rows(layout: str) -> None:
     """Thresholds, also per class, class ids, the client's classes and number; no row is too low for a lower conf."""

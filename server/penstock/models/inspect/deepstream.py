@@ -19,6 +19,8 @@ _NONE_CLUSTER_MODES = ("4",)
 _PARSERS = {
     "nvdsinferparseyolo": "deepstream-yolo",
     "nvdsinferparseyolocuda": "deepstream-yolo",
+    "nvdsinferparseyoloe": "deepstream-yolo",
+    "nvdsinferparseyoloecuda": "deepstream-yolo",
     "nvdsinferparsecustomefficientnms": "efficient-nms",
     "nvdsinferparsecustomefficientnmstlt": "efficient-nms",
     "nvdsinferparsecustombatchednmstlt": "efficient-nms",

@@ -153,6 +153,18 @@ def boxes_and_labels(model: ModelSignature) -> LayoutMatch | None:
     return LayoutMatch("rf-detr-seg" if masks else "rf-detr", (why,), class_count=columns, outputs=outputs)
 
 
+def deepstream(model: ModelSignature) -> LayoutMatch | None:
+    """DeepStream-Yolo's three outputs: boxes [B, n, 4], scores [B, n, 1], classes [B, n, 1]."""
+    found = _named(model, "boxes", "scores", "classes")
+    if found is None or len(model.facts.outputs) != 3:
+        return None
+    shapes = [model.shape_per_image(tensor) for tensor in found]
+    if any(len(shape) != 2 for shape in shapes) or [shape[1] for shape in shapes] != [4, 1, 1]:
+        return None
+    why = "outputs boxes [B, n, 4], scores [B, n, 1], classes [B, n, 1]: DeepStream-Yolo's; the trial run decides"
+    return LayoutMatch("deepstream-yolo", (why,), outputs=tuple(tensor.name for tensor in found))
+
+
 def boxes_and_scores(model: ModelSignature) -> LayoutMatch | None:
     """YOLO-NAS without NMS: corners [B, n, 4] and scores [B, n, C], n cells of the grids."""
     outputs = model.facts.outputs

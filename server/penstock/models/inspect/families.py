@@ -90,7 +90,9 @@ LAYOUT_FAMILIES: Mapping[str, str] = {
     # /processing.py: RGB, /255, longer side 636, centred in 640 x 640 of 114; the border of 2 pixels is left out here.
     **dict.fromkeys(("yolo-nas", "yolo-nas-flat"), "ultralytics"),
     **dict.fromkeys(("yolov8", "yolov5", "yolo-end2end", "yolov7-nms", "efficient-nms"), "ultralytics"),
-    **dict.fromkeys(("deepstream-yolo", "yolov8-seg", "yolov5-seg", "yolo-end2end-seg"), "ultralytics"),
+    **dict.fromkeys(
+        ("deepstream-yolo", "deepstream-yolo-cxcywh", "yolov8-seg", "yolov5-seg", "yolo-end2end-seg"), "ultralytics"
+    ),
     **dict.fromkeys(("yolov8-pose", "yolo-end2end-pose", "yolov8-obb", "yolo-end2end-obb"), "ultralytics"),
     **dict.fromkeys(("rt-detr", "rt-detr-ultralytics"), "rt-detr"),
     **dict.fromkeys(("detr", "rf-detr", "rf-detr-seg"), "detr"),

@@ -152,8 +152,8 @@ def _logits_sentence(scores: FloatArray) -> str:
 
 def _deepstream_columns(columns: Columns) -> OutputCheck:
     why = "column 6 has integers only: box, score, class, as DeepStream-Yolo exports them"
-    correction = Correction(why, "deepstream-yolo", "ultralytics", class_count=0)
-    return OutputCheck(correction, (), _final_questions(columns.boxes, is_normalized=False))
+    layout = "deepstream-yolo-cxcywh" if are_centres(columns.boxes) else "deepstream-yolo"
+    return OutputCheck(Correction(why, layout, "ultralytics", class_count=0))
 
 
 def _final_questions(boxes: FloatArray, *, is_normalized: bool) -> tuple[Question, ...]:
@@ -229,8 +229,26 @@ def _seven_columns(outputs: TrialOutputs, *, is_class_last: bool) -> OutputCheck
     return OutputCheck(questions=(Question(f"the values do not show {choice}", "--layout", names),))
 
 
-def _deepstream(outputs: TrialOutputs) -> OutputCheck:
-    return replace(_deepstream_columns(outputs.columns()), correction=None)
+def _deepstream(outputs: TrialOutputs, *, are_boxes_centres: bool) -> OutputCheck:
+    """Earlier exports have centre and size; both look the same but for the values."""
+    is_single = len(outputs.names) == 1
+    boxes = outputs.columns().boxes if is_single else outputs.floats(0).reshape(-1, 4)
+    scores = outputs.columns().rows[:, 4] if is_single else outputs.floats(1)
+    if fault := _all_zero(scores):
+        return OutputCheck(fault=fault)
+    questions: tuple[Question, ...] = ()
+    if are_normalized(boxes):
+        seen = f"values reach {np.abs(boxes).max():.4g}: fractions"
+        questions += (_unit_question("boxes should be in pixels", seen),)
+    if not are_probabilities(scores):
+        seen = f"they are from {scores.min():.1f} to {scores.max():.1f}"
+        questions += (_unit_question("scores should be 0 to 1", seen),)
+    if are_centres(boxes) == are_boxes_centres:
+        return OutputCheck(evidence=(f"scores are at most {scores.max():.2f}",), questions=questions)
+    layout = "deepstream-yolo" if are_boxes_centres else "deepstream-yolo-cxcywh"
+    seen = "never" if are_boxes_centres else "in many rows"
+    why = f"the third value of a box is {seen} below the first: {'corners' if are_boxes_centres else 'centre and size'}"
+    return OutputCheck(Correction(why, layout), (), (*questions, Question(why, "--layout", (layout,))))
 
 
 def _detr(outputs: TrialOutputs) -> OutputCheck:
@@ -344,7 +362,8 @@ CHECKS: Mapping[str, Check] = {
     "yolov5": _yolov5,
     "yolov5-seg": partial(_yolov5, extra=32),
     "yolox": _yolox,
-    "deepstream-yolo": _deepstream,
+    "deepstream-yolo": partial(_deepstream, are_boxes_centres=False),
+    "deepstream-yolo-cxcywh": partial(_deepstream, are_boxes_centres=True),
     "yolo-nas": _yolo_nas,
     "yolov7-nms": partial(_seven_columns, is_class_last=False),
     "yolo-nas-flat": partial(_seven_columns, is_class_last=True),

@@ -25,6 +25,7 @@ RULES: tuple[_Rule, ...] = (
     detector_rules.detr,
     detector_rules.poses,
     detector_rules.boxes_and_labels,
+    detector_rules.deepstream,
     detector_rules.boxes_and_scores,
     detector_rules.ultraface,
     detector_rules.yunet,

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import Detections
-from penstock.vision.layouts.layout import FINAL_BOX_OPTIONS, Layout, LayoutOptions, Outputs, finish_boxes
+from penstock.vision.layouts.layout import FINAL_BOX_OPTIONS, Layout, LayoutOptions, Outputs, corners_of, finish_boxes
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -27,13 +27,39 @@ def parse_end2end(outputs: Outputs, options: LayoutOptions, geometry: Geometry) 
 
 
 def parse_deepstream_yolo(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
-    """Parses (n, 6): xyxy in network pixels, score, class; before NMS. Raises EngineFailed.
+    """Parses (n, 6), or boxes (n, 4), scores (n, 1), classes (n, 1): xyxy in network pixels. Raises EngineFailed.
 
-    Source: utils/export_yoloV8.py of github.com/marcoslucianops/DeepStream-Yolo at 2ccf529. There, nvinfer runs NMS.
+    Source: utils/export_yoloV8.py of github.com/marcoslucianops/DeepStream-Yolo at 2ccf529, and export_yolonas.py at
+    b451b03 for three outputs. There, nvinfer runs NMS.
     """
-    rows = _rows(outputs, options, _SIX_COLUMNS)
-    class_id = _class_ids(outputs, options.output_names[0], rows[:, 4], rows[:, 5], options)
-    return _finish(rows[:, :4], rows[:, 4], class_id, options, geometry, needs_suppression=True)
+    boxes, score, class_id = _deepstream_rows(outputs, options)
+    return _finish(boxes, score, class_id, options, geometry, needs_suppression=True)
+
+
+def parse_deepstream_yolo_cxcywh(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
+    """As parse_deepstream_yolo, with centre, width and height of boxes. Raises EngineFailed.
+
+    Source: utils/export_yoloV8.py of github.com/marcoslucianops/DeepStream-Yolo at 000bcd6.
+    """
+    boxes, score, class_id = _deepstream_rows(outputs, options)
+    return _finish(corners_of(boxes), score, class_id, options, geometry, needs_suppression=True)
+
+
+def _deepstream_rows(outputs: Outputs, options: LayoutOptions) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Boxes (n, 4), scores (n,) and classes (n,) over the lowest threshold."""
+    if len(options.output_names) == 1:
+        rows, class_id = rows_over_threshold(outputs, options.output_names[0], options, 6, _SIX_COLUMNS)
+        return rows[:, :4], rows[:, 4], class_id
+    box_name, score_name, class_name = outputs.pick(options, ("boxes",), ("scores",), ("classes",))
+    boxes, score = outputs.floats(box_name, rank=2), outputs.floats(score_name, rank=1)
+    if boxes.shape != (len(score), 4):
+        raise outputs.refuse(box_name, boxes, f"[{len(score)}, 4] (a box per score of {score_name!r})")
+    numbers = outputs.class_ids(class_name)
+    if numbers.shape != score.shape:
+        raise outputs.refuse(class_name, numbers, f"[{len(score)}] (a class per box)")
+    is_likely = score > options.lowest_threshold()
+    boxes, score, numbers = boxes[is_likely], score[is_likely], numbers[is_likely]
+    return boxes, score, _class_ids(outputs, class_name, score, numbers, options)
 
 
 def parse_yolov7_nms(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> Detections:
@@ -147,9 +173,16 @@ LAYOUTS = (
         "deepstream-yolo",
         NetworkType.DETECTOR,
         parse_deepstream_yolo,
-        f"the first output, float `[n, 6]`: x0, y0, x1, y1 {_PIXELS}, score, class, as "
-        "[DeepStream-Yolo](https://github.com/marcoslucianops/DeepStream-Yolo) exports models since November 2024 "
-        "(earlier exports have centre and size)",
+        f"one output, float `[n, 6]`: x0, y0, x1, y1 {_PIXELS}, score, class, as "
+        "[DeepStream-Yolo](https://github.com/marcoslucianops/DeepStream-Yolo) exports models since November 2024; or "
+        "three, `boxes` `[n, 4]`, `scores` and `classes` `[n, 1]`, as it exported YOLO-NAS, DAMO-YOLO and PP-YOLOE",
+    ),
+    Layout(
+        "deepstream-yolo-cxcywh",
+        NetworkType.DETECTOR,
+        parse_deepstream_yolo_cxcywh,
+        "as `deepstream-yolo`, with centre x, y, width and height, as DeepStream-Yolo exported YOLOv5 to YOLOv9 before "
+        "November 2024",
     ),
     Layout(
         "yolov7-nms",
