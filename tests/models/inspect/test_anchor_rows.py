@@ -289,6 +289,25 @@ def test_unknown_numbers_of_columns_are_asked_and_labels_settle_them(tmp_path: P
     assert inspected(path, Hints(labels=eight)).recognition.layout == "yolov8"
 
 
+@pytest.mark.parametrize("layout", ["", "yolox"])
+def test_wrong_number_of_labels_is_named_with_the_number_of_classes(tmp_path: Path, layout: str) -> None:
+    """The question states both numbers, with or without a layout, and where labels of a file are from."""
+    path = constant_model(tmp_path / "model.onnx", {"output": raw(N416, 416, 80)})
+    found = inspected(path, Hints(labels=("helmet", "vest"), layout=layout))
+    assert asked(found) == ["--labels"]
+    assert "2 labels are given and the model has 80 classes" in found.reason
+    found = inspected(path, Hints(labels=("helmet",), labels_origin="ppe.names", layout=layout))
+    assert "1 label is given in ppe.names and the model has 80 classes" in found.reason
+
+
+def test_wrong_number_of_labels_for_columns_of_two_readings_is_named_with_both(tmp_path: Path) -> None:
+    """Rows of 12 columns have 7 or 8 classes: two labels fit neither."""
+    path = constant_model(tmp_path / "model.onnx", {"output": raw(N416, 416, 7)})
+    found = inspected(path, Hints(labels=("helmet", "vest")))
+    assert asked(found) == ["--labels"]
+    assert "2 labels are given; 12 columns are 7 classes with objectness" in found.reason
+
+
 def test_maps_without_a_grid_say_how_to_export(tmp_path: Path) -> None:
     """YOLOv5's training outputs need anchors that are not in the file."""
     maps = {f"out{side}": numbers(1, 3, side, side, 85) for side in (80, 40, 20)}

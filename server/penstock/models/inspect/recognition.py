@@ -85,6 +85,8 @@ def recognise(
         unknown = Question(f"there is no layout {hints.layout!r}", "--layout", near)
         return Recognition(input_name=model.image.name, questions=(unknown,))
     match = _match(model)
+    if model.hints.labels and (match is None or not match.class_count) and (recognised := _of_other_labels(model)):
+        return recognised
     if match is None:
         return _unknown(model)
     for one in corrections:
@@ -125,6 +127,28 @@ def _match(model: ModelSignature) -> LayoutMatch | None:
     outputs = tuple(tensor.name for tensor in model.facts.outputs)
     follows = all(model.follows_batch(tensor) for tensor in model.facts.outputs)
     return LayoutMatch(layout, (f"--layout is {layout}",), outputs=outputs, rows_follow_batch=follows)
+
+
+def _of_other_labels(model: ModelSignature) -> Recognition | None:
+    """The question for labels whose number alone prevents the match of a layout; None if another fact does."""
+    match = _match(replace(model, names=(), names_origin="", hints=replace(model.hints, labels=())))
+    if match is None or match.class_count in (0, len(model.hints.labels)):
+        return None
+    question = _count_question(model.hints, match.class_count)
+    if match.questions:  # the number of classes is not certain
+        question = replace(match.questions[0], ambiguous=f"{_given(model.hints)}; {match.questions[0].ambiguous}")
+    return Recognition(input_name=model.image.name, input_size=model.size, questions=(question,))
+
+
+def _given(hints: Hints) -> str:
+    count, is_file = len(hints.labels), hints.labels_origin not in ("", "--labels")
+    place = f" in {hints.labels_origin}" if is_file else ""
+    return f"{count} label{'s are' if count > 1 else ' is'} given{place}"
+
+
+def _count_question(hints: Hints, count: int) -> Question:
+    sentence = f"{_given(hints)} and the model has {count} class{'es' if count > 1 else ''}"
+    return Question(sentence, "--labels", (f"a file of {count} names",))
 
 
 def _unknown(model: ModelSignature) -> Recognition:
@@ -341,8 +365,7 @@ def _labels(model: ModelSignature, match: LayoutMatch) -> _Labels:
     if names and (not count or len(names) == count or (match.layout.startswith("rf-detr") and len(names) == count - 1)):
         return _Labels(names, {"labels": ";".join(names)})
     if names and model.hints.labels:
-        sentence = f"{origin} has {len(names)} names, but the network has {count} classes"
-        return _Labels(questions=(Question(sentence, "--labels"),))
+        return _Labels(questions=(_count_question(model.hints, count),))
     unused = f"{origin} is not used: it has {len(names)} names, but the network has {count} classes"
     warnings = (unused,) if names else ()
     known = labels.of_count(count, has_background=match.layout in ("torchvision", "tf-detection"))
