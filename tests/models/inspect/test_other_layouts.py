@@ -44,7 +44,7 @@ class Row:
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     last: Mapping[str, str] = field(default_factory=dict)
-    card: Mapping[str, str] = field(default_factory=dict)
+    card: Mapping[str, str | None] = field(default_factory=dict)
     labels: int = 0
     asks: tuple[str, ...] = ()
     hints: Hints = field(default_factory=Hints)
@@ -256,6 +256,31 @@ ROWS: dict[str, Row] = {
         "semantic", {"out": integers(1, 1, 512, 512, below=19)}, image=(1, 3, 512, 512), asks=("--mean",),
         hints=Hints(mean=NUMBERS, std=NUMBERS),
     ),
+    "semantic of independent classes": Row(
+        "semantic-multilabel", {"out": numbers(1, 4, 64, 64, low=-4)}, image=(1, 3, 64, 64), last={"out": "Sigmoid"},
+        asks=("--mean",), hints=Hints(mean=NUMBERS, std=NUMBERS),
+    ),
+    "semantic of independent classes without a sigmoid at the end": Row(
+        "semantic-multilabel", {"out": numbers(1, 64, 64, 4)}, image=(1, 64, 64, 3),
+        asks=("--mean",), hints=Hints(mean=NUMBERS, std=NUMBERS),
+    ),
+    "semantic of independent classes, of which the best is wanted": Row(
+        "semantic", {"out": numbers(1, 4, 64, 64, low=-4)}, image=(1, 3, 64, 64), last={"out": "Sigmoid"},
+        asks=("--mean",), hints=Hints(mean=NUMBERS, std=NUMBERS, layout="semantic"),
+    ),
+    "semantic of independent logits": Row(
+        "semantic-multilabel", {"out": numbers(1, 4, 64, 64, low=-4)}, image=(1, 3, 64, 64), asks=("--mean",),
+        hints=Hints(mean=NUMBERS, std=NUMBERS, layout="semantic-multilabel"), card={"apply-sigmoid": "1"},
+    ),
+    "mask of one class": Row(
+        "semantic", {"out": numbers(1, 1, 64, 64, low=-4)}, image=(1, 3, 64, 64), last={"out": "Sigmoid"},
+        asks=("--layout",), hints=Hints(mean=NUMBERS, std=NUMBERS, layout="semantic"), card={"apply-sigmoid": None},
+    ),
+    "logits of one class": Row(
+        "semantic", {"out": numbers(1, 1, 64, 64, low=-4)}, image=(1, 3, 64, 64),
+        asks=("--layout", "--mean"), hints=Hints(mean=NUMBERS, std=NUMBERS, layout="semantic"),
+        card={"apply-sigmoid": "1"},
+    ),
     "depth": Row(
         "depth", {"out": numbers(1, 256, 256, high=900)}, image=(1, 3, 256, 256), asks=("--layout", "--mean"),
         hints=Hints(layout="depth", mean=NUMBERS, std=NUMBERS),
@@ -289,6 +314,16 @@ def test_other_outputs_are_recognised_or_asked(tmp_path: Path, name: str) -> Non
     assert {key: found.recognition.parameters.get(key) for key in row.card} == row.card
     assert len(found.recognition.labels) == row.labels
     assert found.recognition.rows_follow_batch is row.rows_follow_batch
+
+
+def test_independent_classes_of_a_map_name_the_flag(tmp_path: Path) -> None:
+    """After a sigmoid, --layout semantic would take the best class of each pixel; the card says which is used."""
+    path = ROWS["semantic of independent classes"].write(tmp_path / "model.onnx")
+    found = inspected(path, Hints(mean=NUMBERS, std=NUMBERS)).recognition
+    question = next(one for one in found.questions if one.flag == "--layout")
+    assert (question.choices, question.is_blocking) == (("semantic-multilabel", "semantic"), False)
+    settled = inspected(path, Hints(mean=NUMBERS, std=NUMBERS, layout="semantic-multilabel")).recognition
+    assert not any(one.flag == "--layout" for one in settled.questions)
 
 
 def centerface(path: Path) -> Path:

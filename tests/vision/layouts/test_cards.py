@@ -32,6 +32,7 @@ def card_of(layout: str, network_type: str, **more: str) -> VisionCard:
         ("yolov8-obb", "detector", (0.25, 0.45, 0.5), BOXES),
         ("yolo-end2end-obb", "detector", (0.25, 0.45, 0.5), FINAL),
         ("semantic", "segmentation", (0.25, 0.45, 0.5), {"classes", "masks"}),
+        ("semantic-multilabel", "segmentation", (0.25, 0.45, 0.5), {"classes", "masks"}),
         ("depth", "other", (0.25, 0.45, 0.5), set()),
         ("embedding", "other", (0.25, 0.45, 0.5), set()),
         ("ctc", "other", (0.0, 0.45, 0.5), {"conf"}),

@@ -113,6 +113,36 @@ def test_batch_of_maps_without_class_axis_gives_each_picture_its_own() -> None:
     assert decoded(SegmentationMap, "semantic", (levels,), geometry, 1).masks[0].area == 1600
 
 
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("threshold", [0.5, 0.3])
+def test_independent_classes_have_their_own_pixels(fit: ResizeMode, threshold: float, *, is_last: bool) -> None:
+    """Probabilities are resampled and compared with the threshold, class by class; a pixel can have several or none."""
+    geometry = fitted((320, 180), (96, 96), fit)
+    probabilities = 1 / (1 + np.exp(-blobs(4, 48, 48)))
+    array = np.ascontiguousarray(probabilities.transpose(1, 2, 0)) if is_last else probabilities
+    result = decoded(SegmentationMap, "semantic-multilabel", (array,), geometry, segmentation_threshold=threshold)
+    found = np.zeros((4, 180, 320), np.bool_)
+    for class_id, mask in zip(result.class_id.tolist(), result.masks, strict=True):
+        found[class_id] = whole(mask)
+    plain = np.stack([plainly_enlarged(plane, geometry) for plane in probabilities])
+    is_sure = np.abs(plain - threshold) > 1e-3
+    assert (found == (plain > threshold))[is_sure].all()
+    assert {0, 1, 2} <= set(np.unique(found.sum(axis=0)).tolist())
+
+
+def test_independent_logits_are_compared_at_the_thresholds_logit() -> None:
+    """A pixel at 0 is at a probability of 0.5, with apply-sigmoid; one class is one mask."""
+    logits = np.full((2, 8, 8), -0.1, np.float32)
+    logits[0, 2:4, 2:6] = 0.1
+    geometry = fitted((8, 8), (8, 8))
+    result = decoded(SegmentationMap, "semantic-multilabel", (logits,), geometry, has_sigmoid=True)
+    assert result.class_id.tolist() == [0]
+    assert (whole(result.masks[0]) == (logits[0] > 0)).all()
+    single = decoded(SegmentationMap, "semantic-multilabel", (logits[:1],), geometry, has_sigmoid=True)
+    assert (whole(single.masks[0]) == (logits[0] > 0)).all()
+
+
 @pytest.mark.parametrize("datatype", [np.uint8, np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(24, 32), (1, 24, 32), (24, 32, 1), (1, 1, 24, 32)])
 def test_integer_map_is_the_argmax_already(shape: tuple[int, ...], datatype: type) -> None:

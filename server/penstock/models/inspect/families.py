@@ -98,7 +98,7 @@ LAYOUT_FAMILIES: Mapping[str, str] = {
     **dict.fromkeys(("detr", "rf-detr", "rf-detr-seg"), "detr"),
     **dict.fromkeys(("nanodet", "nanodet-plus"), "nanodet"),
     **dict.fromkeys(("mmdeploy", "ssd", "boxes"), "mmdeploy"),
-    **dict.fromkeys(("semantic", "depth"), "maps"),
+    **dict.fromkeys(("semantic", "semantic-multilabel", "depth"), "maps"),
     "rtmo": "yolox",
     **dict.fromkeys(("yolox", "torchvision", "picodet", "fastestdet", "ultraface", "yunet", "centerface"), ""),
     **dict.fromkeys(("embedding", "ctc", "db"), ""),

@@ -9,6 +9,7 @@ _MIN_VECTOR, _MAX_VECTOR = 64, 4096
 _IMAGENET = 1000
 _TEXT_HEIGHTS = (32, 48)
 _MAX_LABELS = 30_000
+_PASSING = ("Identity", "Resize", "Upsample", "Transpose", "Squeeze", "Unsqueeze", "Reshape", "Cast", "Slice")
 
 
 def _vector(model: ModelSignature) -> tuple[TensorFacts, int] | None:
@@ -135,13 +136,39 @@ def maps(model: ModelSignature) -> LayoutMatch | None:
         return LayoutMatch("semantic", (why,), outputs=outputs)
     if channels > 1:
         why = f"{channels} channels over the picture ({output.name} {list(shape)}): a score for each class and pixel"
-        return LayoutMatch("semantic", (why,), class_count=channels, outputs=outputs)
+        return _many_channels(model, output, why, channels, outputs)
     return _one_channel(model, output, outputs)
+
+
+def _ends_in_sigmoid(model: ModelSignature, output: TensorFacts) -> bool:
+    tail = model.facts.tail.get(output.name, ())
+    return next((kind for kind in tail if kind not in _PASSING), "") == "Sigmoid"
+
+
+def _many_channels(
+    model: ModelSignature, output: TensorFacts, why: str, channels: int, outputs: tuple[str, ...]
+) -> LayoutMatch:
+    """The best class of each pixel; after a sigmoid, independent classes."""
+    if not _ends_in_sigmoid(model, output) or model.hints.layout == "semantic":
+        return LayoutMatch("semantic", (why,), class_count=channels, outputs=outputs)
+    question = Question(
+        "its classes are independent, so a pixel can have several or none; semantic takes the best class of each pixel",
+        "--layout",
+        ("semantic-multilabel", "semantic"),
+        is_blocking=False,
+    )
+    return LayoutMatch(
+        "semantic-multilabel",
+        (why, "a sigmoid ends the graph: each class has the pixels over segmentation-threshold"),
+        class_count=channels,
+        outputs=outputs,
+        questions=() if model.hints.layout else (question,),
+    )
 
 
 def _one_channel(model: ModelSignature, output: TensorFacts, outputs: tuple[str, ...]) -> LayoutMatch:
     """Depth, the probability of one class, or of text: [B, 1, h, w] fits all three."""
-    has_sigmoid = model.facts.tail.get(output.name, ("",))[:1] == ("Sigmoid",)
+    has_sigmoid = _ends_in_sigmoid(model, output)
     why = f"one number for each pixel ({output.name})"
     layout = model.hints.layout
     if layout in ("depth", "semantic", "db"):

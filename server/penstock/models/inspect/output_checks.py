@@ -337,7 +337,15 @@ def _semantic(outputs: TrialOutputs) -> OutputCheck:
     values = outputs.floats(0)
     if outputs.class_count == 1:
         return _scores_of(outputs, 0)
-    return OutputCheck(evidence=(f"values are from {values.min():.3g} to {values.max():.3g}",))
+    evidence = (f"values are from {values.min():.3g} to {values.max():.3g}",)
+    arrays = outputs.arrays[outputs.names[0]]
+    axis = next((index for index, side in enumerate(arrays[0].shape) if side == outputs.class_count), None)
+    if axis is None or not are_probabilities(values):
+        return OutputCheck(evidence=evidence)
+    if all(np.allclose(array.sum(axis, np.float64), 1.0, atol=0.02) for array in arrays):
+        return OutputCheck(evidence=("values are 0 to 1 and sum to 1 in each pixel: one class per pixel",))
+    why = "values are 0 to 1 and do not sum to 1: independent classes (--layout semantic takes a pixel's best class)"
+    return OutputCheck(Correction(why, "semantic-multilabel"), evidence)
 
 
 def _range(outputs: TrialOutputs) -> OutputCheck:
@@ -378,6 +386,7 @@ CHECKS: Mapping[str, Check] = {
     "classification": _classification,
     "db": partial(_scores_of, index=0),
     "semantic": _semantic,
+    "semantic-multilabel": partial(_scores_of, index=0),
     **dict.fromkeys(("depth", "embedding"), _range),
     **dict.fromkeys(("nanodet", "picodet"), _nanodet),
 }

@@ -36,6 +36,15 @@ def parse_semantic(outputs: Outputs, options: LayoutOptions, geometry: Geometry)
     return _map_of_labels(_best_class(planes, geometry), options)
 
 
+def parse_semantic_multilabel(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
+    """Parses the first output: (classes, h, w) or (h, w, classes) floats, independent classes. Raises EngineFailed."""
+    name = options.output_names[0]
+    planes = _class_planes(outputs, name, geometry)
+    if len(planes) > _MAX_CLASSES:
+        raise outputs.refuse(name, planes, f"at most {_MAX_CLASSES} classes")
+    return _map_of_levels(outputs, planes, options, geometry)
+
+
 def parse_depth(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> DepthMap:
     """Parses the first output, (1, h, w) or (h, w). Raises EngineFailed."""
     name = options.output_names[0]
@@ -254,6 +263,13 @@ LAYOUTS = (
         "the first output, float `[classes, h, w]` or `[h, w, classes]`: a score per class, of which a pixel gets the "
         "best; with one class, or logits and `apply-sigmoid: 1`, all classes over `segmentation-threshold`. Or integers"
         " `[h, w]` or `[1, h, w]`: the class",
+    ),
+    Layout(
+        "semantic-multilabel",
+        NetworkType.SEGMENTATION,
+        parse_semantic_multilabel,
+        "the first output, float `[classes, h, w]` or `[h, w, classes]`: independent probabilities, or logits and "
+        "`apply-sigmoid: 1`; a pixel has all classes over `segmentation-threshold`",
     ),
     Layout(
         "depth",
