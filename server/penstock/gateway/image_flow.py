@@ -387,7 +387,7 @@ def _joined(waves: Sequence[_Wave]) -> _Wave:
 def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> MergedRows:
     """All rows in one array. Raises InvalidRequest for images of different sizes if the model keeps their sizes."""
     config, shape = model.config, model.card.input_shape
-    rows = config.max_batch_size or (len(arrays) if max_rows(config, shape) is None else 0)
+    rows = config.max_batch_size or (len(arrays) if max_rows(config, model.card) is None else 0)
     calls = merge_rows(arrays, declared_shape=shape, max_batch_size=rows)
     if len(calls) > 1:
         shapes = sorted({array.shape for array in arrays})

@@ -133,6 +133,9 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
         return Batches(0, "its outputs have no batch axis, so each picture is one call")
     if inspection.facts.external_data:
         return Batches(0, "its weights are in other files, which are not rewritten")
+    single = next((spec.name for spec in config.inputs if not _has_batch_axis(spec)), None)
+    if single is not None:
+        return Batches(0, f"its input {single!r} has no batch axis, so each picture is one call")
     freed = file.with_name("freed.onnx")
     try:
         is_freed = not is_free({spec.name: ["b" if spec.shape[0] == -1 else 1] for spec in config.inputs if spec.shape})
@@ -155,6 +158,11 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
     return Batches(MAX_ROWS, proof.why, is_freed, _best(speeds), speeds)
 
 
+def _has_batch_axis(spec: TensorSpec) -> bool:
+    """Whether dims of a whole shape begin with the batch: [B, …] of four axes for a picture, [B, 2] for its size."""
+    return len(spec.shape) in (2, 4)
+
+
 def _open(file: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -168,8 +176,8 @@ def _proven(opened: ort.InferenceSession, rows: Sequence[Mapping[str, Array]], *
     return prove_rows(opened, rows, is_quantised=is_quantised) if proof.is_proven else proof
 
 
-def proof_rows(card: VisionCard) -> list[dict[str, Array]]:
-    """Inputs (1, …) of three different generated pictures, by input name."""
+def proof_rows(card: VisionCard, *, has_batch_axis: bool = True) -> list[dict[str, Array]]:
+    """Inputs of three different generated pictures, by input name: (1, …) if the picture's has a batch axis."""
     rows = []
     for seed in range(3):
         coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
@@ -177,8 +185,9 @@ def proof_rows(card: VisionCard) -> list[dict[str, Array]]:
         if card.prepare_spec.color is ColorFormat.GRAY:
             pixels = np.ascontiguousarray(pixels[..., 0])
         array, geometry = prepare(DecodedImage(pixels, _PROOF_SIZE[1], _PROOF_SIZE[0]), card.prepare_spec)
-        sizes = size_tensors(card, [geometry], has_batch_axis=True)
-        rows.append({card.input_name: array[np.newaxis], **{size.name: size.to_numpy() for size in sizes}})
+        sizes = size_tensors(card, [geometry], has_batch_axis=has_batch_axis)
+        picture = array[np.newaxis] if has_batch_axis else array
+        rows.append({card.input_name: picture, **{size.name: size.to_numpy() for size in sizes}})
     return rows
 
 
@@ -203,7 +212,8 @@ def _speeds(
 def _single_speed(file: Path, card: VisionCard) -> tuple[tuple[int, float], ...]:
     """As _speeds, of a model that takes one picture a call. Empty if it does not run so."""
     try:
-        return _speeds(_open(file), proof_rows(card)[0], rows_tried=(1,))
+        row = proof_rows(card, has_batch_axis=len(card.input_shape) == 4)[0]
+        return _speeds(_open(file), row, rows_tried=(1,))
     except (OrtLoadError, *ORT_ERRORS):
         return ()
 
@@ -226,7 +236,9 @@ def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
         usual |= {"batch_owner": "gateway", "max_batch_size": str(batches.best_rows)}
     parameters = {**usual, **config.parameters, ADDED_BY: "penstock models add"}
     if not batches.max_rows:
-        one = tuple(replace(spec, shape=(1, *spec.shape[1:])) for spec in config.inputs if spec.shape)
+        one = tuple(
+            replace(spec, shape=(1, *spec.shape[1:])) if _has_batch_axis(spec) else spec for spec in config.inputs
+        )
         return replace(config, inputs=one, parameters=parameters)
     return replace(
         config,

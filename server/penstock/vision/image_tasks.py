@@ -32,17 +32,17 @@ def max_images_in_memory(spec: PrepareSpec) -> int:
     return max(1, MAX_IMAGE_BYTES_IN_MEMORY // row_bytes) if row_bytes else MAX_VARIABLE_SIZE_IMAGES
 
 
-def max_rows(config: ModelConfig, shape: tuple[int, ...]) -> int | None:
-    """Maximum images in one input: max_batch_size, or the first dimension without it. None for no limit.
-
-    shape: of the image input, as in config.pbtxt.
-    """
-    return config.max_batch_size or (None if len(shape) == 4 and shape[0] == -1 else 1)
+def max_rows(config: ModelConfig, card: VisionCard) -> int | None:
+    """Maximum images in one input: max_batch_size, or the first dimension without it. None for no limit."""
+    shape = card.input_shape
+    takes_one_size = card.size_input is not None and len(card.size_input.shape) == 1
+    is_free = len(shape) == 4 and shape[0] == -1 and not takes_one_size
+    return config.max_batch_size or (None if is_free else 1)
 
 
 def check_image_count(config: ModelConfig, card: VisionCard, count: int) -> None:
     """Checks count and size before decoding. Raises InvalidRequest, TooLarge."""
-    most = max_rows(config, card.input_shape)
+    most = max_rows(config, card)
     if most is not None and count > most:
         raise InvalidRequest(
             f"{count} images for model {config.name!r}, which takes {most} at once; send fewer in one request"
@@ -214,12 +214,28 @@ def input_tensors(
 
 
 def size_tensors(card: VisionCard, geometries: Sequence[Geometry], *, has_batch_axis: bool) -> tuple[Tensor, ...]:
-    """The input that gets the pictures' (width, height), if the model has it."""
+    """The input that gets the pictures' (width, height), if the model has it. has_batch_axis: of the image's tensor.
+
+    Raises InvalidRequest for several pictures where the model takes one size.
+    """
     spec = card.size_input
     if spec is None:
         return ()
-    sizes = np.array([(one.source_width, one.source_height) for one in geometries], spec.datatype.dtype)
-    return (tensor_from_numpy(spec.name, sizes if has_batch_axis or len(spec.shape) > 1 else sizes[0]),)
+    is_whole_shape = len(card.input_shape) == 4  # without max_batch_size, dims include the batch axis
+    rank = len(spec.shape) + (has_batch_axis and not is_whole_shape)
+    sizes = [(one.source_width, one.source_height) for one in geometries]
+    return (tensor_from_numpy(spec.name, size_array(sizes, spec.datatype, rank)),)
+
+
+def size_array(sizes: Sequence[tuple[int, int]], datatype: Datatype, rank: int) -> Array:
+    """(width, height) of pictures: [B, 2] of rank 2, [B, 1, 2] of rank 3, [2] of rank 1, which holds one picture.
+
+    Raises InvalidRequest.
+    """
+    array = np.array(sizes, datatype.dtype)
+    if rank == 1 and len(sizes) > 1:
+        raise InvalidRequest(f"{len(sizes)} images, but the model's input for sizes takes one; send each in a request")
+    return array[0] if rank == 1 else array.reshape(len(sizes), *(1,) * (rank - 2), 2)
 
 
 def _write_to_slab(data: bytes, slab: Slab | None) -> Lease | None:

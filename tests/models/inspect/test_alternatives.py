@@ -8,6 +8,7 @@ import pytest
 
 from penstock.models.inspect.alternatives import Comparison, compare
 from penstock.models.inspect.inspection import Hints
+from penstock.models.inspect.picture_views import Views
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype
 from penstock.protocol.vision_results import Detections, VisionResult
@@ -43,11 +44,14 @@ def compared(
     hints: Hints | None = None,
     *,
     has_metadata: bool = False,
+    parts: Mapping[ColorFormat, tuple[float, ...]] | None = None,
 ) -> Comparison:
-    """best: scores on the pictures by (colour order, whether pixels are 0 to 255)."""
+    """best: scores on the pictures by (colour order, whether pixels are 0 to 255). parts: the best score of each."""
 
-    def results_of(changed: VisionCard) -> list[VisionResult]:
+    def results_of(changed: VisionCard, views: Views) -> list[VisionResult]:
         spec = changed.prepare_spec
+        if views is Views.PARTS:
+            return [detections(score) for score in (parts or {}).get(spec.color, ())]
         return [detections(*best.get((spec.color, spec.scale == 1.0), ()))]
 
     return compare(card(), results_of, hints or Hints(), has_metadata=has_metadata)
@@ -72,6 +76,40 @@ def test_another_colour_order_blocks_only_where_it_is_clear(
     """A clear difference blocks; a small one is an open question that does not block."""
     found = compared({(RGB, False): (rgb,), (BGR, False): (bgr,)}, has_metadata=has_metadata)
     assert [(question.flag, question.is_blocking) for question in found.questions] == asked
+
+
+EVEN = (0.5, 0.7, 0.6, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("rgb", "bgr", "has_metadata", "asked"),
+    [
+        (EVEN, (0.55, 0.74, 0.66, 0.84), False, [("--color", True)]),
+        (EVEN, (0.55, 0.74, 0.66, 0.84), True, [("--color", False)]),
+        (EVEN, (0.65, 0.84, 0.76, 0.95), True, [("--color", True)]),
+        ((0.55, 0.74, 0.66, 0.84), EVEN, False, []),
+        (EVEN, (0.52, 0.72, 0.61, 0.83), False, [("--color", False)]),  # a small difference
+        (EVEN, (0.20, 1.00, 0.60, 1.00), False, [("--color", False)]),  # a difference that is not of all parts
+        (EVEN, (), False, [("--color", False)]),  # a slow network
+    ],
+)
+def test_parts_of_the_pictures_decide_where_whole_ones_do_not(
+    rgb: tuple[float, ...], bgr: tuple[float, ...], has_metadata: bool, asked: list[tuple[str, bool]]
+) -> None:
+    """Pictures with the same best score in both orders: many parts show which is the right one."""
+    best = {(RGB, False): (0.75,), (BGR, False): (0.76,)}
+    found = compared(best, has_metadata=has_metadata, parts={RGB: rgb, BGR: bgr})
+    assert [(question.flag, question.is_blocking) for question in found.questions] == asked
+
+
+def test_parts_are_not_run_with_a_scale_that_is_asked() -> None:
+    """Colours wait until the scale is right."""
+    best = {(RGB, False): (1.0,) * 40, (BGR, False): (1.0,) * 40, (RGB, True): (0.8, 0.6)}
+    found = compared(best, parts={RGB: EVEN, BGR: (0.9,) * 4})
+    assert [(question.flag, question.is_blocking) for question in found.questions] == [
+        ("--color", False),
+        ("--scale", True),
+    ]
 
 
 def test_a_scale_that_finds_nothing_is_asked() -> None:
@@ -112,7 +150,7 @@ def test_the_networks_other_settings_stay() -> None:
     mine = card()
     mine = replace(mine, prepare_spec=replace(mine.prepare_spec, offsets=(1.0, 2.0, 3.0)))
 
-    def results_of(changed: VisionCard) -> list[VisionResult]:
+    def results_of(changed: VisionCard, _: Views) -> list[VisionResult]:
         seen.append((changed.prepare_spec.color, changed.prepare_spec.offsets))
         return [detections(0.5)]
 

@@ -14,6 +14,7 @@ from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Recognition, Trial
 from penstock.models.inspect.model_signature import anchor_counts
 from penstock.models.inspect.output_checks import check_outputs
+from penstock.models.inspect.picture_views import MOST_PARTS, Picture, Views, part_views, whole_views
 from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
 from penstock.models.inspect.recognition import recognise
 from penstock.models.inspect.sidecar_files import SidecarFiles
@@ -24,9 +25,9 @@ from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
 from penstock.protocol.vision_results import Classes, Detections, Embedding, SegmentationMap, TextLines, VisionResult
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import DecodedImage, decode
+from penstock.vision.image_tasks import size_array, size_tensors
 from penstock.vision.preprocess import Geometry, prepare
 from penstock.vision.results import parse
-from penstock.vision.spec import ColorFormat
 
 PACKAGED = (("shipped", "people", "golden.jpg"), ("shipped", "street", "golden.jpg"))
 _MAX_PICTURES = 8
@@ -36,14 +37,7 @@ _ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessi
 _KNOWN_PREPROCESSING = ("center-heatmap",)  # Penstock's own network
 _SLOW_S, _TOO_SLOW_S = 1.0, 4.0  # a run from which pictures are not mirrored, and no alternative is tried
 _LOW = 0.05  # threshold of the comparisons
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An encoded picture and its name."""
-
-    name: str
-    data: bytes
+_PARTS_S, _FEWEST_PARTS = 10.0, 12  # time for parts of pictures in both colour orders, and how many it must allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +118,9 @@ class ModelTrial:
         dtype = image.datatype.dtype if image.datatype is not None else None
         feed: dict[str, Array] = {image.name: np.full((*batch, *shape), 114, dtype) * np.array(1, dtype)}
         for tensor in self._facts.inputs:
-            if tensor.name != image.name:
-                feed[tensor.name] = _size_tensor(tensor, size)
+            if tensor.name != image.name and tensor.datatype is not None:
+                sizes = [size[::-1]] * math.prod(batch) if len(tensor.shape) > 1 else [size[::-1]]
+                feed[tensor.name] = size_array(sizes, tensor.datatype, len(tensor.shape))
         return feed
 
     def _session(self, shape: tuple[int, ...], name: str = "") -> TrialSession:
@@ -150,9 +145,7 @@ class ModelTrial:
         image = next(tensor for tensor in self._facts.inputs if tensor.name == recognition.input_name)
         has_batch = len(image.shape) == 4
         feed: dict[str, Array] = {image.name: array[np.newaxis] if has_batch else array}
-        for tensor in self._facts.inputs:
-            if tensor.name != image.name:
-                feed[tensor.name] = _size_tensor(tensor, (geometry.source_height, geometry.source_width))
+        feed |= {size.name: size.to_numpy() for size in size_tensors(card, [geometry], has_batch_axis=has_batch)}
         changed = recognition.input_shape if has_wrong_input_shape(self._facts, recognition) else ()
         outputs = self._session(changed, image.name).run(feed)
         return Run(outputs, geometry)
@@ -240,9 +233,10 @@ class ModelTrial:
         return found[:4]
 
     def _compared(self, recognition: Recognition, card: VisionCard, pictures: Sequence[Picture]) -> Comparison:
-        """Each picture is also mirrored, unless the network is slow."""
+        """Each picture is also mirrored, unless the network is slow; parts of pictures are only run if it is fast."""
+        color = card.prepare_spec.color
 
-        def results_of(changed: VisionCard) -> list[VisionResult]:
+        def results_of(changed: VisionCard, kind: Views) -> list[VisionResult]:
             options = replace(
                 changed.layout_options,
                 pre_cluster_threshold=_LOW,
@@ -251,12 +245,16 @@ class ModelTrial:
                 topk=None if recognition.layout == "classification" else changed.layout_options.topk,
             )
             changed = replace(changed, layout_options=options)
-            views = [view for picture in pictures for view in _views(picture, card.prepare_spec.color, is_slow=is_slow)]
-            swapped = changed.prepare_spec.color is not card.prepare_spec.color
-            if swapped:
-                views = [replace(view, pixels=np.ascontiguousarray(view.pixels[..., ::-1])) for view in views]
-            runs = [self.run_decoded(recognition, changed, view) for view in views]
-            return [parse(changed, _response(run), None, run.geometry) for run in runs]
+            found = []
+            for picture in pictures:
+                is_whole = kind is Views.WHOLE
+                whole = whole_views(picture, color, is_mirrored=run_s <= _SLOW_S)
+                for view in whole if is_whole else part_views(picture, color, part_count):
+                    if changed.prepare_spec.color is not color:
+                        view = replace(view, pixels=np.ascontiguousarray(view.pixels[..., ::-1]))
+                    run = self.run_decoded(recognition, changed, view)
+                    found.append(parse(changed, _response(run), None, run.geometry))
+            return found
 
         started = time.monotonic()
         try:
@@ -264,16 +262,11 @@ class ModelTrial:
             run_s = time.monotonic() - started
             if run_s > _TOO_SLOW_S:
                 return Comparison(warnings=(f"a picture takes {run_s:.1f} s, so colour and scale are not checked",))
-            is_slow = run_s > _SLOW_S
+            total = min(int(_PARTS_S / 2 / run_s), MOST_PARTS * len(pictures))
+            part_count = total // len(pictures) if total >= _FEWEST_PARTS else 0
             return compare(card, results_of, self._hints, has_metadata=bool(self._facts.metadata.get("names")))
         except (TrialFailed, InferenceError):
             return Comparison()
-
-
-def _views(picture: Picture, color: ColorFormat, *, is_slow: bool) -> list[DecodedImage]:
-    decoded = decode(picture.data, color)
-    mirrored = replace(decoded, pixels=np.ascontiguousarray(decoded.pixels[:, ::-1]))
-    return [decoded] if is_slow else [decoded, mirrored]
 
 
 def try_model(
@@ -289,13 +282,6 @@ def try_model(
 
 def _sentence(error: Exception) -> str:
     return error.message.removeprefix("model 'trial': ") if isinstance(error, InferenceError) else str(error)
-
-
-def _size_tensor(tensor: TensorFacts, size: tuple[int, int]) -> Array:
-    """(width, height) in the input's type and rank."""
-    dtype = tensor.datatype.dtype if tensor.datatype is not None else None
-    array = np.array([size[1], size[0]], dtype)
-    return array[np.newaxis] if len(tensor.shape) == 2 else array
 
 
 def _of_one(recognition: Recognition, array: Array, rank: int) -> Array:
