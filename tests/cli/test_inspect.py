@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.cli import models as models_command
+from penstock.cli.add import sources_of
 from penstock.cli.model_flags import ModelFlags
 from tests.models.inspect.made_models import centres, constant_model, joined, scores, transposed, ultralytics
 
@@ -58,6 +60,17 @@ def test_a_bad_file_is_a_sentence(tmp_path: Path) -> None:
     done = inspect(str(path))
     assert (done.exit_code, "no ONNX model" in done.output) == (1, True)
     assert "no ONNX model" in json.loads(inspect(str(path), "--json").stdout)["problem"]
+
+
+@pytest.mark.parametrize("name", ["absent.onnx", "n" * 300])
+def test_missing_file_is_wrong_usage_as_for_models_add(tmp_path: Path, name: str) -> None:
+    """`models inspect` and `models add` both end with 2, with --json, too."""
+    path = str(tmp_path / name)
+    assert inspect(path).exit_code == 2
+    assert inspect(path, "--json").exit_code == 2
+    with pytest.raises(typer.Exit) as ended:
+        sources_of([tmp_path / name], "")
+    assert ended.value.exit_code == 2
 
 
 def test_a_deepstream_file_is_taken(detector: Path, tmp_path: Path) -> None:

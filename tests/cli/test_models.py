@@ -209,6 +209,21 @@ def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call,
     ]
 
 
+def test_pull_of_a_model_that_is_present_says_that_the_source_was_not_read(
+    penstock: Call, shared_dir: Path, tmp_path: Path
+) -> None:
+    """A truncated file in --from is not read, and not called verified."""
+    penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", UNUSED_URL)
+    (tmp_path / "fastestdet.onnx").write_bytes(b"truncated")
+    answer = penstock("models", "pull", "fastestdet", "--from", tmp_path, "--url", UNUSED_URL)
+    folder = home() / "models" / "fastestdet"
+    assert answer.exit_code == 0, answer.stderr
+    assert answer.stdout.splitlines()[:2] == [
+        f"fastestdet is already in {folder}, its model file unchanged (SHA-256 verified, licence BSD-3-Clause)",
+        f"{tmp_path} was not read; to install from it, remove {folder / '1' / 'model.onnx'} and pull again",
+    ]
+
+
 def test_pull_beside_a_gateway_has_it_loaded(penstock: Call, stand_in: StandIn, shared_dir: Path) -> None:
     """The running gateway is asked to load what came, after it has landed."""
     answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", stand_in.url)
@@ -241,7 +256,7 @@ def test_pull_again_says_what_it_kept_and_how_to_have_the_catalogues(penstock: C
     assert penstock(*words).exit_code == 0
     config = home() / "models" / "fastestdet" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 2", "count: 4"))
-    assert penstock(*words).stdout.splitlines()[1] == (
+    assert penstock(*words).stdout.splitlines()[2] == (
         f"kept your config.pbtxt, which differs from the catalogue's; to replace it, remove {config} and pull again"
     )
     assert "count: 4" in config.read_text()

@@ -146,6 +146,7 @@ async def test_image_with_draw_answers_a_jpeg_of_the_picture_with_the_result(rig
     [
         ("classes", "?iou=0.5", "iou has no effect on this model (classifier"),
         ("masks", "?classes=brigt", "the model has no label 'brigt'; did you mean 'bright'"),
+        ("masks", "?classes=999", "the model has no class 999; its class ids are 0 to "),
         ("masks", "?conf=2", "query parameter 'conf' is '2'"),
         ("masks", "?draw=1&draw=1", "query parameter 'draw' is given twice"),
     ],

@@ -153,7 +153,7 @@ def test_hostile_files_get_a_sentence(running: RunningStack, detector: bytes) ->
     noise = np.random.default_rng(1).bytes(5000)
     for content, said in (
         (noise, "the file is no ONNX model"),
-        (detector[: len(detector) // 2], "the file is no ONNX model, or it is cut"),
+        (detector[: len(detector) // 2], "the file is no ONNX model, or it is truncated"),
         (custom_operator(), "custom operator"),
         (b"", "the body is empty"),
     ):

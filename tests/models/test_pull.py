@@ -307,7 +307,8 @@ def test_pull_twice_at_once_downloads_once(model_server: ModelServer, tmp_path: 
         second = pool.submit(pull, entry, source=None, home=tmp_path, progress=quiet, on_wait=waits.set)
         assert waits.wait(20)
         model_server.hold.set()
-        assert first.result(20) == second.result(20)
+        assert first.result(20).folder == second.result(20).folder
+        assert [one.result().was_present for one in (first, second)] == [False, True]
     assert len(model_server.requests) == 1
     assert left_in_repository(tmp_path) == ["fastestdet"]
 

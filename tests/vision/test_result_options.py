@@ -53,7 +53,7 @@ def found(wanted: ResultOptions, made: VisionCard | None = None) -> list[float]:
         (ResultOptions(max_detections=1), [0.9]),
         (ResultOptions(classes=("2",)), [0.5]),
         (ResultOptions(classes=("car", "1"), conf=0.001), [0.5, 0.01]),
-        (ResultOptions(classes=("77",)), []),
+        (ResultOptions(classes=("5",)), []),
     ],
 )
 def test_card_for_wanted_options_changes_the_result(wanted: ResultOptions, scores: list[float]) -> None:
@@ -76,8 +76,9 @@ def test_conf_replaces_thresholds_of_single_classes() -> None:
         ("zebra", "classes: the model has no label 'zebra'; its labels begin with 'person', 'bicycle', 'Car'"),
         ("-1", "classes: the model has no label '-1'"),
         ("²", "classes: the model has no label '²'"),
-        ("99999999", "classes: class id 99999999 is larger than 1000000"),
-        ("9" * 5000, "classes: class id 9999"),
+        ("6", "classes: the model has no class 6; its class ids are 0 to 5"),
+        ("99999999", "classes: the model has no class 99999999; its class ids are 0 to 5"),
+        ("9" * 5000, "classes: the model has no class 9999"),
         ("x" * 5000, "classes: the model has no label 'xxx"),
     ],
 )
@@ -95,6 +96,14 @@ def test_card_for_a_label_without_labels_wants_ids() -> None:
     with pytest.raises(InvalidRequest, match="this model has no labels; use class ids"):
         card_for(plain, ResultOptions(classes=("car",)))
     assert card_for(plain, ResultOptions(classes=("2",))).layout_options.class_filter == {2}
+
+
+def test_card_for_a_class_id_of_the_cards_class_ids() -> None:
+    """With class-ids and no labels, the largest of them is the last one."""
+    numbered = card({"network-type": "0", "class-ids": "7;90"})
+    assert card_for(numbered, ResultOptions(classes=("90",))).layout_options.class_filter == {90}
+    with pytest.raises(InvalidRequest, match="the model has no class 91; its class ids are 0 to 90"):
+        card_for(numbered, ResultOptions(classes=("91",)))
 
 
 def test_card_for_a_label_of_several_classes_has_all() -> None:

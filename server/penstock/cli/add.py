@@ -166,7 +166,7 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
         elif path.is_dir():
             inside = sorted(path.glob("*.onnx"))
             if not inside:
-                fail(f"{path} has no .onnx file")
+                fail(f"{path} has no .onnx file, and is no Triton model folder: give a file, or a folder of ONNX files")
             found += inside
         elif not path.exists():
             fail(f"there is no file {path}")

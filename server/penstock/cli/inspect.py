@@ -1,5 +1,6 @@
 """`penstock models inspect`: the recognised layout of an ONNX file, its card, and open questions."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,10 +37,11 @@ def inspect(
             bar.add_task("inspecting", total=None)
             found = inspect_file(file, flags.hints(), pictures=flags.pictures())
     except UnreadableModel as error:
+        code = 1 if os.path.exists(file) else 2
         if as_json:
             print_json({"problem": str(error)})
-            raise typer.Exit(1) from None
-        fail(str(error), code=1)
+            raise typer.Exit(code) from None
+        fail(str(error), code=code)
     if as_json:
         print_json(found)
     else:

@@ -41,7 +41,7 @@ from penstock.gateway.batching.batch_report import BatchesOfRows, ModelBatchRepo
 from penstock.gateway.batching.explanation import WHY_CLOSED, FitReport
 from penstock.models.catalogue import CatalogueEntry, CatalogueError, find_entry, read_catalogue
 from penstock.models.model_folder import repository_of
-from penstock.models.pull import Pulled
+from penstock.models.pull import MODEL_FILE, Pulled
 from penstock.models.pull import pull as pull_model
 from penstock.protocol.inference import BatchOwner, CloseReason
 
@@ -223,7 +223,10 @@ def pull(
             pulled = _pull_with_progress(entry, source, settings.home_path)
     except CatalogueError as error:
         fail(str(error), code=1)
-    typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, licence {entry.licence})")
+    place = f"already in {pulled.folder}, its model file unchanged" if pulled.was_present else f"in {pulled.folder}"
+    typer.echo(f"{name} is {place} (SHA-256 verified, licence {entry.licence})")
+    if pulled.was_present and source is not None:
+        typer.echo(f"{source} was not read; to install from it, remove {pulled.folder / MODEL_FILE} and pull again")
     if entry.untried:
         typer.echo(f"{UNTRIED_TEXT} {name}: check its answers on your own pictures")
     for file_name in pulled.preserved:

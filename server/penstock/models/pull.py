@@ -28,10 +28,14 @@ STALE_AFTER_S = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The complete model folder. preserved: names of files that differ from the catalogue's and stayed unchanged."""
+    """The complete model folder. preserved: names of files that differ from the catalogue's and stayed unchanged.
+
+    was_present: the model's file was there, with the catalogue's SHA-256, and the source was not read.
+    """
 
     folder: Path
     preserved: tuple[str, ...] = ()
+    was_present: bool = False
 
 
 def pull(
@@ -65,12 +69,12 @@ def _pull(
         preserved = _carry_over(target, staged)
         model_file = staged / MODEL_FILE
         model_file.parent.mkdir(exist_ok=True)
-        if _is_entry(entry, target / MODEL_FILE):
+        if was_present := _is_entry(entry, target / MODEL_FILE):
             _link(target / MODEL_FILE, model_file)
         else:
             _download(entry, find_source(entry, source), downloads_of(home), progress).replace(model_file)
             _free_batch(entry, model_file)
-    return Pulled(target, preserved)
+    return Pulled(target, preserved, was_present)
 
 
 def _carry_over(target: Path, staged: Path) -> tuple[str, ...]:

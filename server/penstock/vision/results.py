@@ -197,7 +197,7 @@ def card_for(card: VisionCard, requested: ResultOptions) -> VisionCard:
     if requested.max_detections is not None:
         options = replace(options, topk=requested.max_detections)
     if requested.classes is not None:
-        ids = frozenset(class_id for name in requested.classes for class_id in _class_ids(name, card.labels))
+        ids = frozenset(class_id for name in requested.classes for class_id in _class_ids(name, card))
         options = replace(options, class_filter=ids)
     needs_masks = requested.needs_masks is not False or card.network_type is NetworkType.SEGMENTATION  # for the areas
     return replace(card, layout_options=replace(options, needs_masks=needs_masks))
@@ -212,11 +212,13 @@ def _refuse_unusable(card: VisionCard, requested: ResultOptions) -> None:
             raise InvalidRequest(f"{name} has no effect on this model ({kind}, layout {layout!r}); {can}")
 
 
-def _class_ids(name: str, labels: tuple[str, ...]) -> list[int]:
-    """The class of that id, or the classes of that label, in any case. Raises InvalidRequest for another label."""
+def _class_ids(name: str, card: VisionCard) -> list[int]:
+    """The class of that id, or the classes of that label, in any case. Raises InvalidRequest for another one."""
+    labels, class_ids = card.labels, card.layout_options.class_ids
     if name.isascii() and name.isdigit():
-        if len(name) > len(str(_BIGGEST_CLASS_ID)) or int(name) > _BIGGEST_CLASS_ID:
-            raise InvalidRequest(f"classes: class id {name[:80]} is larger than {_BIGGEST_CLASS_ID}")
+        last = max(len(labels) - 1, *class_ids, -1) if labels or class_ids else _BIGGEST_CLASS_ID
+        if len(name) > len(str(_BIGGEST_CLASS_ID)) or int(name) > last:
+            raise InvalidRequest(f"classes: the model has no class {name[:80]}; its class ids are 0 to {last}")
         return [int(name)]
     folded = [label.casefold() for label in labels]
     ids = [class_id for class_id, label in enumerate(folded) if label == name.casefold()]

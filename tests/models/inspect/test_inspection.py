@@ -37,12 +37,32 @@ def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> 
         (b"\x20\0\0\0TFL3\0", "TensorFlow Lite"),
         (b"ftrt\0\0", "TensorRT engine"),
         (b"<!DOCTYPE html><html>", "web page"),
+        (b"\xef\xbb\xbf\n  <!doctype html>\n<html lang='en'>", "web page"),
+        (b"\xff\xd8\xff\xe0\0\x10JFIF", "a JPEG picture, not a model"),
+        (b"\x89PNG\r\n", "a PNG picture, not a model"),
+        (b'\x10\0\0\0\0\0\0\0{"__metadata__":{}}', "safetensors"),
+        (b"\x89HDF\r\n", "a Keras file"),
+        (b"<?xml version='1.0'?><net/>", "OpenVINO"),
+        (b"<net name='m' version='11'>", "OpenVINO"),
+        (b"GGUF\x03\0", "language model"),
     ],
 )
 def test_a_file_that_is_no_model_is_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     """The reason names the file and what is wrong with it."""
     path = tmp_path / "bad.onnx"
     path.write_bytes(content)
+    with pytest.raises(UnreadableModel, match=sentence):
+        inspect_file(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("best.engine", "a TensorRT engine: give the ONNX file"), ("best.plan", "TensorRT"), ("model.bin", "weights")],
+)
+def test_a_format_without_a_signature_is_named_by_its_suffix(tmp_path: Path, name: str, sentence: str) -> None:
+    """Ultralytics writes its metadata before the bytes of a TensorRT engine."""
+    path = tmp_path / name
+    path.write_bytes(b'\x17\x00\x00\x00{"description": "Ultralytics"}')
     with pytest.raises(UnreadableModel, match=sentence):
         inspect_file(path)
 

@@ -215,7 +215,7 @@ def checked_size(path: Path, limits: Limits) -> int:
     except OSError as error:
         raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
     if not size_bytes:
-        raise UnreadableModel(f"{path} is empty; it has no ONNX model")
+        raise UnreadableModel(f"{path} is empty: download or export it again")
     if size_bytes > limits.file_bytes:
         raise UnreadableModel(f"{path} has {size_bytes} bytes (limit {limits.file_bytes})")
     return size_bytes

@@ -94,26 +94,44 @@ _OTHER_FILES = (
     (b"version https://git-lfs", 0, "a Git LFS pointer, not the model: fetch the model with git lfs pull"),
     (b"PK\x03\x04", 0, "a PyTorch or Keras archive: export it to ONNX first"),
     (b"\x80\x02", 0, "a Python pickle of PyTorch: export it to ONNX first"),
+    (b"\xff\xd8\xff", 0, "a JPEG picture, not a model: add a model first, then send it with penstock infer"),
+    (b"\x89PNG", 0, "a PNG picture, not a model: add a model first, then send it with penstock infer"),
+    (b'{"', 8, "a file of weights (safetensors) without the network: export the model to ONNX"),
+    (b"GGUF", 0, "a language model (GGUF): Penstock serves vision models as ONNX files"),
     (b"TFL3", 4, "a TensorFlow Lite model: convert it to ONNX first"),
     (b"ftrt", 0, "a TensorRT engine: give the ONNX file that it was built from"),
-    (b"\x89HDF", 0, "a Keras file: export it to ONNX first"),
+    (b"\x89HDF", 0, "a Keras file (HDF5): convert it with tf2onnx, or keras' model.export(FILE, format='onnx')"),
     (b"<?xml", 0, "XML, perhaps OpenVINO's: give the ONNX file that it was made from"),
-    (b"<!DOCTYPE", 0, "a web page, not the model: the download failed"),
-    (b"<html", 0, "a web page, not the model: the download failed"),
+    (b"<net ", 0, "OpenVINO's XML: give the ONNX file that it was made from"),
 )
+_WEB_PAGE = (b"<!doctype html", b"<html", b"<head")
+_OTHER_SUFFIXES = {  # of formats without a signature
+    ".engine": "a TensorRT engine: give the ONNX file that it was built from",
+    ".plan": "a TensorRT engine: give the ONNX file that it was built from",
+    ".bin": "a file of weights, not a model: give an ONNX file",
+    ".pb": "a TensorFlow graph: convert it with tf2onnx",
+}
+
+
+def _other_format(data: bytes) -> str:
+    """What a file that is not ONNX is, with what to do; empty if that is not known."""
+    for begin, offset, what in _OTHER_FILES:
+        if data.startswith(begin, offset):
+            return what
+    if data[:1000].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_WEB_PAGE):
+        return "a web page, not the model: the download failed; download the file itself (the raw file's link)"
+    return ""
 
 
 def _parse(path: Path, data: bytes) -> onnx.ModelProto:
-    for begin, offset, what in _OTHER_FILES:
-        if data.startswith(begin, offset):
-            raise UnreadableModel(f"{path} is {what}")
+    if what := _other_format(data):
+        raise UnreadableModel(f"{path} is {what}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except (DecodeError, RecursionError, ValueError):
-        raise UnreadableModel(
-            f"{path} is no ONNX model, or it is cut: its {len(data)} bytes are no whole ONNX message; export it again"
-        ) from None
+        truncated = f"no ONNX model, or it is truncated: its {len(data)} bytes are no ONNX message; export it again"
+        raise UnreadableModel(f"{path} is {_OTHER_SUFFIXES.get(path.suffix.lower(), truncated)}") from None
     if not model.ir_version or not model.HasField("graph") or not model.opset_import:
         raise UnreadableModel(f"{path} is no ONNX model: it has no graph, no opset or no IR version; export it again")
     return model
