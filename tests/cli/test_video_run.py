@@ -362,6 +362,24 @@ def test_run_that_is_stopped_drains_and_sums_up(
     assert kept[0].looked < 10
 
 
+@pytest.mark.parametrize("source", ["clip.mp4", "rtsp://cam"])
+def test_run_of_a_duration_drains_and_sums_up(run: Run, source: str) -> None:
+    """After that time the run ends as at the last file's end, with exit code 0."""
+    kept: list[FakeProgram] = []
+    words = ("--source", source, "--model", "m", "--out", "out", "--sink", "jsonl", "--duration", 0.05)
+    done = run(*words, kept=kept, looks=10**9)
+    assert done.exit_code == 0, done.output
+    assert "out/annotated.mp4" in done.stdout
+    assert kept[0].stopped[0] > 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf"])
+def test_run_of_no_duration_is_refused(run: Run, text: str) -> None:
+    """The sentence states the value."""
+    done = run("--source", "clip.mp4", "--model", "m", f"--duration={text}")
+    assert (done.exit_code, done.stderr) == (2, f"penstock: --duration is {text}: it takes seconds above 0\n")
+
+
 def test_run_that_is_stopped_twice_ends_at_once(tmp_path: Path) -> None:
     """Though the program hangs in its end; a sentence, no traceback."""
     words = ["run", "--source", str(tmp_path / "clip.mp4"), "--model", "m", "--api-port", "0"]

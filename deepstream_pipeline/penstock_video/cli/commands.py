@@ -1,5 +1,6 @@
 """`penstock video`: the Typer application and its options."""
 
+import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -118,6 +119,9 @@ AuditFile = Annotated[
         help="audit log: JSON lines of changes over the control API and of refused keys [none]",
     ),
 ]
+Duration = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="end after this time, as at the last file's end [no limit]")
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
@@ -150,6 +154,7 @@ def run(
     tls_client_ca: TlsClientCa = None,
     audit_log: AuditFile = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
+    duration: Duration = None,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
     ] = False,
@@ -159,7 +164,7 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error", show_default=False)] = None,
 ) -> None:
-    """Read videos, infer, track, apply rules and write results, until the last file ends or Ctrl-C.
+    """Read videos, infer, track, apply rules and write results, until the last file or --duration ends, or Ctrl-C.
 
     Frames are inferred by the stack that runs on this host (`penstock up`), else by an engine of this command's own,
     on free ports. A gateway's API key comes from PENSTOCK_API_KEY, or the variable that the settings name.
@@ -176,7 +181,9 @@ def run(
         allowed_outbound=tuple(allow_outbound or ()),
         is_loop=loop, is_realtime=realtime, decoder=decoder,
     )  # fmt: skip
-    how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
+    if duration is not None and not 0 < duration < math.inf:
+        fail(f"--duration is {duration:g}: it takes seconds above 0")
+    how = Manner(as_json, not no_progress, log_format, log_level or "", duration)
     tls, audit = control_api_tls(tls_cert, tls_key, tls_client_ca), control_api_audit(audit_log)
     raise typer.Exit(_run(config, flags, how, tls, audit))
 
@@ -217,12 +224,13 @@ def control_api_audit(file: Path | None) -> Audit | None:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a run speaks. log_level: empty for what fits."""
+    """How a run speaks, and how long it takes. log_level: empty for what fits. duration_s: None for no limit."""
 
     is_json: bool
     has_progress: bool
     log_format: LogFormat
     log_level: str
+    duration_s: float | None = None
 
 
 def _run(config: Path | None, flags: Flags, how: Manner, tls: CurrentTls | None, audit: Audit | None) -> int:
@@ -242,4 +250,6 @@ def _run(config: Path | None, flags: Flags, how: Manner, tls: CurrentTls | None,
     shares = may_share_card(settings)
     engine = partial(engine_for, settings.engine, models, os.environ, watch.note, shares_memory=shares)
     program = program_of if tls is None and audit is None else partial(program_of, tls=tls, audit=audit)
-    return run_to_its_end(settings, watch, engine=engine, program_of=program, is_json=how.is_json)
+    return run_to_its_end(
+        settings, watch, engine=engine, program_of=program, is_json=how.is_json, duration_s=how.duration_s
+    )

@@ -1,5 +1,6 @@
 """`penstock video run`, from its settings to its exit code."""
 
+import math
 import os
 import signal
 import sys
@@ -60,9 +61,11 @@ class Stopping:
     """Ctrl-C and SIGTERM, stored in `asked_by`.
 
     While the program runs (is_running) the first one asks for an orderly end; each other one raises KeyboardInterrupt.
+    duration_s: after this time the program ends by itself; None for no limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, duration_s: float | None = None) -> None:
+        self.duration_s = math.inf if duration_s is None else duration_s
         self.stop_signal = 0
         self.is_running = False
 
@@ -81,13 +84,19 @@ class Stopping:
 
 
 def run_to_its_end(
-    settings: VideoSettings, watch: QuietWatch, *, engine: EngineOf, program_of: ProgramOf, is_json: bool
+    settings: VideoSettings,
+    watch: QuietWatch,
+    *,
+    engine: EngineOf,
+    program_of: ProgramOf,
+    is_json: bool,
+    duration_s: float | None = None,
 ) -> int:
     """The exit code: 0 success, 1 a source, a sink or the engine failed, 2 wrong settings, 130 after Ctrl-C, 143 after
-    SIGTERM."""
+    SIGTERM. duration_s: after this time the run ends as if its sources had ended."""
     if not settings.sources and not settings.api.is_enabled:
         return _nothing_to_do(settings, watch, is_json=is_json)
-    stopping = Stopping()
+    stopping = Stopping(duration_s)
     try:
         with stopping, avoid_interrupted_cores():
             ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
@@ -170,7 +179,10 @@ def _run(
 
 
 def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping) -> RunEnd:
-    while not stopping.stop_signal and not program.wait(LOOK_S):
+    until = watch.seconds + stopping.duration_s
+    while not stopping.stop_signal and (left_s := until - watch.seconds) > 0:
+        if program.wait(min(LOOK_S, left_s)):
+            break
         watch.show(program.statistics())
     before = program.statistics()
     watch.show(before)
