@@ -209,15 +209,12 @@ def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call,
     ]
 
 
-def test_pull_of_a_model_that_is_present_says_that_the_source_was_not_read(
-    penstock: Call, shared_dir: Path, tmp_path: Path
-) -> None:
+def test_pull_of_a_present_model_says_that_nothing_was_read(penstock: Call, shared_dir: Path, tmp_path: Path) -> None:
     """A truncated file in --from is not read, and not called verified."""
-    penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", UNUSED_URL)
     (tmp_path / "fastestdet.onnx").write_bytes(b"truncated")
-    answer = penstock("models", "pull", "fastestdet", "--from", tmp_path, "--url", UNUSED_URL)
+    for source in (shared_dir / "models", tmp_path):
+        answer = penstock("models", "pull", "fastestdet", "--from", source, "--url", UNUSED_URL)
     folder = home() / "models" / "fastestdet"
-    assert answer.exit_code == 0, answer.stderr
     assert answer.stdout.splitlines()[:2] == [
         f"fastestdet is already in {folder}, its model file unchanged (SHA-256 verified, licence BSD-3-Clause)",
         f"{tmp_path} was not read; to install from it, remove {folder / '1' / 'model.onnx'} and pull again",
