@@ -134,6 +134,17 @@ async def test_bug_of_ours_is_internal_and_keeps_its_secrets(front: Front, capsy
     assert "secret" in logged.out + logged.err
 
 
+async def test_too_little_memory_is_unavailable_with_retry_after(front: Front) -> None:
+    """Other than a bug, it goes away: the client may retry."""
+    front.plane.error = MemoryError()
+
+    refused = await refusal(front)
+
+    assert refused.code() is Code.UNAVAILABLE
+    assert "too little memory" in (refused.details() or "")
+    assert "retry-after" in dict(refused.trailing_metadata() or ())
+
+
 async def test_engine_answer_passes_as_it_is(front: Front) -> None:
     """Message bytes and trailing metadata; or code, details and trailing metadata."""
     front.plane.answer = GrpcAnswer(0, b"any bytes", trailing_metadata=(("key", "value"),))

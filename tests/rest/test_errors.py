@@ -2,6 +2,8 @@
 
 import json
 
+import cv2
+import numpy as np
 import pytest
 import structlog
 
@@ -82,3 +84,25 @@ async def test_unexpected_error_is_logged_once_and_tells_the_client_nothing(fron
     assert "test_errors" not in reply.body.decode()
     assert front.recorder.done == [("ident", "http", "500")]
     assert front.recorder.reasons == ["internal"]
+
+
+def _opencv_out_of_memory() -> Exception:
+    with pytest.raises(cv2.error) as caught:
+        cv2.resize(np.zeros((4, 4), np.float32), (1 << 20, 1 << 22))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), _opencv_out_of_memory(), RuntimeError("can't start new thread")],
+    ids=["python", "opencv", "threads"],
+)
+async def test_too_little_memory_is_503_with_retry_after(front: Front, error: Exception) -> None:
+    """Other than a bug, it goes away: the client may retry. The log has the trace."""
+    front.plane.error = error
+    with structlog.testing.capture_logs() as logged:
+        reply = await front.ask("POST", "/v2/models/ident/infer", VALID_INFER)
+    assert (reply.status, reply.headers["retry-after"]) in [(503, "1"), (503, "2")]
+    assert "too little memory" in json.loads(reply.body)["error"]
+    assert front.recorder.reasons == ["memory"]
+    assert [line["event"] for line in logged] == ["request failed"]

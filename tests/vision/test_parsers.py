@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.protocol.errors import EngineFailed
+from penstock.protocol.errors import EngineFailed, Overloaded
 from penstock.protocol.inference import Datatype, InferResponse, Tensor, tensor_from_bytes, tensor_from_numpy
 from penstock.protocol.vision_results import Classes, Detections
 from penstock.vision.card import VisionCard
@@ -48,6 +48,22 @@ def boxes(card: VisionCard, response: InferResponse, row: int | None = None) -> 
     result = parse(card, response, row, GEOMETRY)
     assert isinstance(result, Detections)
     return result
+
+
+@pytest.mark.parametrize(
+    ("layout", "array", "reason"),
+    [
+        ("semantic", np.zeros((8, 8), np.int64), "too little memory"),
+        ("depth", np.zeros((1, 8, 8), np.float32), "too little memory"),
+    ],
+)
+def test_result_that_needs_more_memory_than_there_is_is_overloaded(layout: str, array: Array, reason: str) -> None:
+    """NumPy's and OpenCV's errors alike: 503, and no sign of a failing engine."""
+    options = LayoutOptions(("scores",))
+    card = VisionCard(NetworkType.OTHER, "x", PrepareSpec(8, 8), LAYOUTS[layout], options, ())
+    side = 1 << 22
+    with pytest.raises(Overloaded, match=reason):
+        parse(card, answer(scores=array), None, Geometry(side, side, 8, 8, 8 / side, 8 / side))
 
 
 # classification -------------------------------------------------------------------------------------------------------

@@ -187,6 +187,22 @@ class OutOfMemory(EngineFailed):
         self.retry_after_s = retry_after_s
 
 
+_OPENCV_NO_MEMORY = -4  # cv2.error.code
+_NO_THREAD = "can't start new thread"  # of RuntimeError
+
+
+def error_for_client(error: BaseException) -> InferenceError:
+    """What the client gets for an exception that is no InferenceError: Overloaded if memory is short, else no details.
+
+    Too little memory of this process is shown by Python, NumPy and OpenCV with their own exceptions.
+    """
+    is_opencv = type(error).__module__ == "cv2" and getattr(error, "code", 0) == _OPENCV_NO_MEMORY
+    if is_opencv or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD):
+        text = "the gateway has too little memory for this request; retry later, or send fewer or smaller pictures"
+        return Overloaded(text, reason="memory")
+    return InferenceError("internal error")
+
+
 MAX_SPREAD_S = 5.0
 
 

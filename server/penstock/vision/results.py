@@ -6,11 +6,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.engine import ModelConfig
-from penstock.protocol.errors import EngineFailed, InvalidRequest
+from penstock.protocol.errors import EngineFailed, InvalidRequest, Overloaded, error_for_client
 from penstock.protocol.inference import BatchTrace, Datatype, InferResponse, Timings
 from penstock.protocol.vision_results import (
     Classes,
@@ -135,8 +136,20 @@ def sequential_timings(timings: Sequence[Timings]) -> Timings:
 
 
 def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
-    """The result of one image. row: its index in the batch; None without a batch dimension. Raises EngineFailed."""
-    result = card.layout.decode(Outputs(response, row), card.layout_options, geometry)
+    """The result of one image. row: its index in the batch; None without a batch dimension.
+
+    Raises EngineFailed, and Overloaded if there is too little memory for the result.
+    """
+    try:
+        result = card.layout.decode(Outputs(response, row), card.layout_options, geometry)
+    except (MemoryError, cv2.error) as error:
+        if isinstance(shown := error_for_client(error), Overloaded):
+            raise shown from error
+        size, reason = f"{geometry.source_width}x{geometry.source_height} pixels", " ".join(str(error).split())[:200]
+        raise EngineFailed(
+            f"model {response.model_name!r}: layout {card.layout.name!r} cannot decode the outputs for a picture of "
+            f"{size}: {reason}"
+        ) from error
     if not all(np.isfinite(numbers).all() for numbers in _numbers_of(result)):
         raise EngineFailed(
             f"model {response.model_name!r}: layout {card.layout.name!r} computes numbers that are NaN or infinite "

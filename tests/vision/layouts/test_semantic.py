@@ -215,6 +215,20 @@ def test_skipped_classes_could_not_have_been_the_best() -> None:
         assert is_contender[best, row[:, np.newaxis]].all()
 
 
+@pytest.mark.parametrize("source", [(100_000, 3), (3, 100_000)])
+def test_classes_of_a_thin_picture_need_little_memory(source: tuple[int, int]) -> None:
+    """A picture of few kilobytes and one very long side: a step between needs no more than the result."""
+    classes = np.random.default_rng(0).integers(0, 3, (512, 512))
+    tracemalloc.start()
+    result = decoded(SegmentationMap, "semantic", (classes,), fitted(source, (512, 512), ResizeMode.STRETCH))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    long, short = (np.floor((np.arange(count) + 0.5) * 512 / count).astype(int) for count in (100_000, 3))
+    wanted = classes[np.ix_(short, long) if source[0] > source[1] else np.ix_(long, short)]
+    assert (labels_of(result) == wanted).all()
+    assert peak_bytes < 10 << 20
+
+
 @pytest.mark.parametrize(
     ("array", "what"),
     [

@@ -15,7 +15,14 @@ from penstock.gateway.tracing import current_trace
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine
-from penstock.protocol.errors import EngineFailed, EngineUnavailable, InferenceError, ModelNotFound, OutOfMemory
+from penstock.protocol.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    InferenceError,
+    ModelNotFound,
+    OutOfMemory,
+    error_for_client,
+)
 from penstock.protocol.inference import BatchOwner, InferRequest, InferResponse
 from penstock.protocol.shared_memory import Slab
 
@@ -153,10 +160,10 @@ class ModelBatcher:
         """Root of a batch's task. Returns whether the queue was pumped after the call."""
         try:
             return await self._serve(call)
-        except Exception:
+        except Exception as error:
             log.exception("a batch failed unexpectedly")
             self._queue.failed(call.batch, time.monotonic())
-            call.fail(InferenceError("internal error"))
+            call.fail(error_for_client(error))
             return False
 
     def _ended(self, call: EngineCall, task: "asyncio.Task[bool]") -> None:

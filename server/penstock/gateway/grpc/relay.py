@@ -19,7 +19,7 @@ from penstock.gateway.in_flight import InFlightLimiter
 from penstock.gateway.metrics import Metrics
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead
-from penstock.protocol.errors import DeadlineExceeded, InferenceError, InvalidRequest
+from penstock.protocol.errors import DeadlineExceeded, InferenceError, InvalidRequest, error_for_client
 from penstock.protocol.grpc_codec import read_head
 from penstock.protocol.grpc_messages import with_raw_inputs
 from penstock.protocol.identity import Verb
@@ -201,9 +201,9 @@ class CallRelay:
                 answer = await work()
         except InferenceError as error:
             return CallOutcome(refusal_of(self._record, error))
-        except Exception:  # the task's root: a bug is logged, and the client gets no details
+        except Exception as error:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC call failed unexpectedly")
-            return CallOutcome(CallStatus(grpc.StatusCode.INTERNAL, "internal error"))
+            return CallOutcome(status_of(error_for_client(error)))
         return CallOutcome(CallStatus(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
 
 

@@ -21,7 +21,7 @@ from penstock.gateway.grpc.relay import (
     encoded_call,
     parameter_deadline,
 )
-from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of
+from penstock.gateway.grpc.status_codes import CallStatus, code_of, refusal_of, status_of
 from penstock.gateway.grpc.stream_ledger import (
     EMPTY_FINAL_ON,
     Rejected,
@@ -37,7 +37,14 @@ from penstock.gateway.metrics import Metrics
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcCall, GrpcMetadata, InferHead
 from penstock.protocol.engine import GrpcStream
-from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, InferenceError, Overloaded
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InferenceError,
+    Overloaded,
+    error_for_client,
+)
 from penstock.protocol.grpc_codec import read_head
 
 PROTOCOL = "grpc-stream"
@@ -158,9 +165,9 @@ class _Session(ClientStream):
             return refusal_of(self._record, error)
         except _StreamEnd as end:
             return end.status
-        except Exception:  # the task's root: a bug is logged, and the client gets no details
+        except Exception as error:  # the task's root: a bug is logged, and the client gets no details
             log.exception("a gRPC stream failed unexpectedly")
-            return CallStatus(grpc.StatusCode.INTERNAL, "internal error")
+            return status_of(error_for_client(error))
         return CallStatus(grpc.StatusCode.OK, "", self._trailing)
 
     async def _relayed(self) -> None:

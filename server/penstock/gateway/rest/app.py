@@ -40,7 +40,7 @@ from penstock.gateway.rest.routes import (
 from penstock.gateway.rest.streaming import CoreRoute, HttpForwarder, forwarded
 from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.logs import get_logger
-from penstock.protocol.errors import InferenceError
+from penstock.protocol.errors import InferenceError, error_for_client
 from penstock.protocol.identity import ANONYMOUS, Identity
 
 _PROTOCOL = "http"
@@ -110,9 +110,10 @@ class RootMiddleware:
         except Exception as error:  # noqa: BLE001 - the root of the request's task
             trace = "".join(traceback.format_exception(error))
             log.error("request failed", method=scope["method"], path=scope["path"], error=repr(error), traceback=trace)
-            self._record.rejected("internal")
+            shown = error_for_client(error)
+            self._record.rejected(shown.reason)
             if not exchange.status:
-                await error_response("internal error", 500)(scope, exchange.receive, exchange.send)
+                await response_of(shown)(scope, exchange.receive, exchange.send)
         finally:
             exchange.give_back()
         if self._is_counting:
@@ -348,6 +349,6 @@ class _ErrorHandlers:
         """Not sent any more; its status says why."""
         return Response(status_code=CLIENT_GONE)
 
-    async def internal(self, _: Request, __: Exception) -> Response:
+    async def internal(self, _: Request, error: Exception) -> Response:
         """RootMiddleware logs and counts the error, which Starlette raises again."""
-        return error_response("internal error", 500)
+        return response_of(error_for_client(error))

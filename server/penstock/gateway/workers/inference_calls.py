@@ -13,7 +13,7 @@ from penstock.gateway.workers.connection import CancelledAt, Infer, Inferred, Me
 from penstock.gateway.workers.slab_sharing import MAX_DEADLINE_S, SlabPartitions
 from penstock.logs import get_logger
 from penstock.protocol.engine import Engine
-from penstock.protocol.errors import InferenceError, InvalidRequest
+from penstock.protocol.errors import InferenceError, InvalidRequest, error_for_client
 from penstock.protocol.inference import Datatype, InferRequest, InferResponse
 from penstock.protocol.request_checks import check_counts, check_shape, checked_name
 
@@ -61,7 +61,7 @@ class ReportFailures:
             return False
         if not isinstance(error, InferenceError):
             log.error("a worker's request failed unexpectedly", exc_info=error)
-            error = InferenceError("internal error")
+            error = error_for_client(error)
         self._line.send(failed_message(self._number, error))
         return True
 

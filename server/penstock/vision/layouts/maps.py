@@ -146,7 +146,9 @@ def _enlarged(classes: Array, geometry: Geometry) -> Array:
     step_x, step_y = width / geometry.network_width, height / geometry.network_height
     column = nearest(geometry.source_width, geometry.scale_x, geometry.pad_x, step_x, width)
     row = nearest(geometry.source_height, geometry.scale_y, geometry.pad_y, step_y, height)
-    return classes.take(column, axis=1).take(row, axis=0)
+    if height * len(column) < len(row) * width:  # the smaller of both: of a picture of one row the other is very large
+        return classes.take(column, axis=1).take(row, axis=0)
+    return classes.take(row, axis=0).take(column, axis=1)
 
 
 def _best_class(planes: FloatArray, geometry: Geometry) -> Array:
