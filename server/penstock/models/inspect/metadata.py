@@ -10,6 +10,7 @@ MAX_LITERAL = 256 << 10  # characters of a Python literal; ast needs some hundre
 MAX_CLASSES = 30_000
 _MAX_LABEL = 200
 _RESIZE = {"standard": "squash", "fit_to_window": "corner", "fit_to_window_letterbox": "letterbox", "crop": "crop"}
+_KINDS = {"classification": "classification", "segmentation": "semantic"}  # model_type: layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class FileMetadata:
     """The file's metadata. exporter: the program that writes such keys, "" if none is known. imgsz: (height, width).
 
     task: Ultralytics'; empty in YOLOv5's and older files. keypoint_shape: (count, values). is_end_to_end: None if the
-    file does not say. characters: of a text recogniser, or class names. hints: preprocessing and thresholds.
+    file does not say. characters: of a text recogniser, or class names. is_multilabel: a classifier's classes are
+    independent. hints: preprocessing and thresholds; their layout is that of the exporter's kind of model.
     """
 
     exporter: str = ""
@@ -27,6 +29,7 @@ class FileMetadata:
     keypoint_shape: tuple[int, int] | None = None
     is_end_to_end: bool | None = None
     characters: tuple[str, ...] = ()
+    is_multilabel: bool = False
     hints: Hints = field(default_factory=Hints)
     hints_origin: str = ""  # where hints are from, for display; "" if there are none
 
@@ -88,26 +91,39 @@ def ultralytics_literal(metadata: Mapping[str, str], labels: Sequence[str], size
 def _of_model_api(entries: Mapping[str, str]) -> FileMetadata:
     """OpenVINO's Model API, as its training extensions export: keys `model_info NAME`, lists with blanks between.
 
-    Source: open-edge-platform/model_api, src/model_api/adapters/utils.py (load_parameters_from_onnx), models/types.py.
+    Its YOLO models have defaults of their own, as their families here; others pad with 0 and have no normalisation.
+    Source: open-edge-platform/model_api, src/model_api/adapters/utils.py (load_parameters_from_onnx), models/types.py,
+    models/image_model.py.
     """
+    kind = entries.get("model_type", "").strip().lower()
+    resize = _RESIZE.get(entries.get("resize_type", "").strip(), "")
     mean, std = _numbers(entries.get("mean_values", "")), _numbers(entries.get("scale_values", ""))
     reverse = entries.get("reverse_input_channels", "").strip().lower()
-    conf = _numbers(entries.get("confidence_threshold", ""))
+    conf, iou = _fraction(entries.get("confidence_threshold", "")), _fraction(entries.get("iou_threshold", ""))
+    is_yolo = "yolo" in kind
     padding = _numbers(entries.get("pad_value", ""))
     return FileMetadata(
         exporter="OpenVINO Model API",
+        is_multilabel=entries.get("multilabel", "").strip().lower() in ("true", "yes", "1"),
         hints_origin="the metadata (OpenVINO Model API)",
         names=tuple(one_label(name.replace("_", " ")) for name in entries.get("labels", "").split()[:MAX_CLASSES]),
         hints=Hints(
             color="rgb" if reverse in ("true", "yes", "1") else "bgr" if reverse in ("false", "no", "0") else "",
             mean=mean if len(mean) in (1, 3) else (),
             std=std if len(std) in (1, 3) and 0.0 not in std else (),
-            scale=1.0,
-            resize=_RESIZE.get(entries.get("resize_type", "").strip(), ""),
-            padding=padding[0] if padding and 0 <= padding[0] <= 255 else None,
-            conf=conf[0] if conf and 0 <= conf[0] <= 1 else None,
+            scale=None if is_yolo and not mean and not std else 1.0,
+            resize=resize,
+            padding=padding[0] if padding and 0 <= padding[0] <= 255 else None if is_yolo or not resize else 0.0,
+            conf=conf,
+            iou=iou,
+            layout=_KINDS.get(kind, ""),
         ),
     )
+
+
+def _fraction(text: str) -> float | None:
+    found = _numbers(text)
+    return found[0] if found and 0 <= found[0] <= 1 else None
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -48,6 +48,11 @@ class ModelSignature:
         return -1 in self.image.shape[-3:-1] if self.is_nhwc else -1 in self.image.shape[-2:]
 
     @property
+    def stated_layout(self) -> str:
+        """The layout by the flag, else by the exporter's kind of model; "" if neither says."""
+        return self.hints.layout or self.metadata.hints.layout
+
+    @property
     def has_batch_axis(self) -> bool:
         """Whether the image input has a batch axis."""
         return len(self.image.shape) == 4

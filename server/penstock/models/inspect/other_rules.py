@@ -31,7 +31,7 @@ def vector(model: ModelSignature) -> LayoutMatch | None:
     output, length = found
     tail = model.facts.tail.get(output.name, ())
     outputs = (output.name,) if len(model.facts.outputs) > 1 else ()
-    if length == len(model.names) or length in (_IMAGENET, _IMAGENET + 1) or model.hints.layout == "classification":
+    if length == len(model.names) or length in (_IMAGENET, _IMAGENET + 1) or model.stated_layout == "classification":
         why = f"one output of {length} numbers" + (
             f", as many as {model.names_origin} has names" if model.names else ""
         )
@@ -170,7 +170,7 @@ def _one_channel(model: ModelSignature, output: TensorFacts, outputs: tuple[str,
     """Depth, the probability of one class, or of text: [B, 1, h, w] fits all three."""
     has_sigmoid = _ends_in_sigmoid(model, output)
     why = f"one number for each pixel ({output.name})"
-    layout = model.hints.layout
+    layout = model.stated_layout
     if layout in ("depth", "semantic", "db"):
         return _map_match(model, layout, (why,), outputs)
     if has_sigmoid and model.is_size_free and len(model.shape_per_image(output)) == 3:

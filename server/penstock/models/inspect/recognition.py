@@ -205,7 +205,7 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
         **points,
         **_thresholds(model, match, network_type),
         **corrected,
-        **model.metadata.hints.parameters,
+        **({} if model.hints.resize else model.metadata.hints.parameters),
         **model.hints.parameters,
     }
     return Recognition(
@@ -323,12 +323,13 @@ def _output_card(model: ModelSignature, match: LayoutMatch) -> dict[str, str]:
 def _thresholds(model: ModelSignature, match: LayoutMatch, network_type: NetworkType) -> dict[str, str]:
     conf, iou = model.hints.conf, model.hints.iou
     conf = model.metadata.hints.conf if conf is None else conf
+    iou = model.metadata.hints.iou if iou is None and _suppresses(match.layout) else iou
     found = {}
     if network_type is NetworkType.CLASSIFIER:
         tail = model.facts.tail.get(match.outputs[0] if match.outputs else model.facts.outputs[0].name, ())
         has_shares = tail[:1] in (("Softmax",), ("Sigmoid",))
         if not has_shares and "apply-sigmoid" not in model.hints.parameters:
-            found["apply-softmax"] = "1"
+            found["apply-sigmoid" if model.metadata.is_multilabel else "apply-softmax"] = "1"
         return found if conf is None else {**found, "classifier-threshold": f"{conf:g}"}
     has_boxes = network_type in (NetworkType.DETECTOR, NetworkType.INSTANCE_SEGMENTATION)
     if conf is not None:

@@ -1,4 +1,4 @@
-"""Reads the files beside a model: labels, and the preprocessing that Roboflow exports."""
+"""Reads the files beside a model: labels, and the preprocessing that Roboflow and Open Model Zoo write."""
 
 import json
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.labels import labels_of_file
+from penstock.models.inspect.open_model_zoo import read_open_model_zoo
 
 _MAX_BYTES = 1 << 20
 _LEAST_DIVISOR = 1e-6
@@ -39,7 +40,8 @@ def read_sidecar_files(path: Path) -> SidecarFiles:
         hints = read(_json(path.with_name(name)))
         if hints is not None:
             return SidecarFiles(labels, origin, hints, f"{name} (Roboflow)")
-    return SidecarFiles(labels, origin)
+    found = read_open_model_zoo(path.parent)
+    return SidecarFiles(labels, origin, *found) if found else SidecarFiles(labels, origin)
 
 
 def _json(path: Path) -> Any:
