@@ -3,9 +3,11 @@
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +35,22 @@ def limit_process(memory_bytes: int, *, cpu_s: int | None = None, file_bytes: in
         _limit(resource.RLIMIT_FSIZE, file_bytes)
     with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
+
+
+@contextlib.contextmanager
+def limited_memory(memory_bytes: int) -> Iterator[None]:
+    """Limits how much the private memory of this process can grow during the block; allocations beyond it fail."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    found = re.search(rb"VmData:\s*(\d+) kB", Path("/proc/self/status").read_bytes())
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    if found is not None:
+        limits.append(int(found[1]) * 1024 + memory_bytes)
+    if limits:
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _limit(limit: int, soft: int, hard: int | None = None) -> None:

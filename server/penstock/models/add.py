@@ -11,9 +11,10 @@ from penstock.engines.config_pbtxt import read_config
 from penstock.engines.load_policy import check_model
 from penstock.models.added_folder import ADDED_BY, VERSION_FILE, Batches, CannotAdd, fill_folder
 from penstock.models.inspect.facts import UnreadableModel
-from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file
+from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file, memory_limit_bytes
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
 from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, onnx_file_of
+from penstock.process_limits import limited_memory
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.request_checks import MAX_MODEL_NAME, check_new_model_name
 
@@ -103,7 +104,8 @@ def add_model(
             on_stage("testing batches")
             origin = options.origin or str(source.resolve())
             fill = fill_from_folder if (source / CONFIG_FILE).is_file() else fill_folder
-            batches = fill(staged, source if fill is fill_from_folder else file, name, inspection, origin=origin)
+            with limited_memory(memory_limit_bytes(options.limits, inspection.facts.size_bytes)):
+                batches = fill(staged, source if fill is fill_from_folder else file, name, inspection, origin=origin)
             _copy_picture(staged, options.pictures)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:

@@ -194,14 +194,23 @@ def proof_rows(card: VisionCard, *, has_batch_axis: bool = True) -> list[dict[st
 def _speeds(
     opened: ort.InferenceSession, row: Mapping[str, Array], rows_tried: Sequence[int] = _ROWS_TRIED
 ) -> tuple[tuple[int, float], ...]:
-    """(batch size, rows per second) on one core: the fastest of several rounds within SPEED_BUDGET_S."""
+    """(batch size, rows per second) on one core: the fastest of several rounds within SPEED_BUDGET_S.
+
+    Not of sizes that cannot run, which may need too much memory. Raises ORT_ERRORS if the smallest cannot.
+    """
     feeds = {rows: {name: np.repeat(array, rows, axis=0) for name, array in row.items()} for rows in rows_tried}
     fastest: dict[int, float] = {}
     until = time.monotonic() + SPEED_BUDGET_S
     for _ in range(_ROUNDS):  # interleaved, so that a busy moment does not count against one size
-        for rows, feed in feeds.items():
+        for rows, feed in list(feeds.items()):
             started = time.perf_counter()
-            opened.run(None, feed)
+            try:
+                opened.run(None, feed)
+            except ORT_ERRORS:
+                if rows == rows_tried[0]:
+                    raise
+                feeds = {size: one for size, one in feeds.items() if size < rows}
+                break
             took_s = time.perf_counter() - started
             fastest[rows] = min(took_s, fastest.get(rows, took_s))
             if time.monotonic() > until:

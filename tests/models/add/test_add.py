@@ -1,6 +1,7 @@
 """A model file becomes a folder that an engine serves, or nothing changes."""
 
 import hashlib
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.engines.config_pbtxt import read_config
 from penstock.models.add import AddOptions, NotServable, add_model, check_name, name_from, remove_model, was_added
 from penstock.models.added_folder import CannotAdd, config_text, default_slo_ms
-from penstock.models.inspect.inspection import Hints
+from penstock.models.inspect.inspection import Hints, Limits
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.inference import Datatype
 from penstock.vision.card import card_from_config
@@ -20,14 +21,27 @@ from penstock.vision.card import card_from_config
 CLASSES, ROWS = 80, 84  # a YOLOX of 64 x 64 pixels: 8² + 4² + 2² cells
 
 
-def write_yolox(path: Path, *, batch: int | str = "b", domain: str = "", mixes: bool = False) -> Path:
-    """A network of YOLOX's shapes: every score is a function of the picture. mixes: rows depend on their batch."""
+def write_yolox(path: Path, *, batch: int | str = "b", domain: str = "", mixes: bool = False, greedy: int = 0) -> Path:
+    """A network of YOLOX's shapes: every score is a function of the picture. mixes: rows depend on their batch.
+
+    greedy: numbers that it needs in memory for each row but the first.
+    """
     width = 5 + CLASSES
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0, 1, 2, 3] if mixes else [1, 2, 3], keepdims=1),
         helper.make_node("Reshape", ["mean", "three"], ["m"]),
         helper.make_node("Mul", ["m", "weights"], ["y"]),
     ]
+    if greedy:
+        nodes[-1].output[0] = "product"
+        nodes += [
+            helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
+            helper.make_node("Sub", ["rows", "one"], ["more"]),
+            helper.make_node("Mul", ["more", "greedy"], ["count"]),
+            helper.make_node("ConstantOfShape", ["count"], ["large"]),
+            helper.make_node("ReduceSum", ["large"], ["zero"], keepdims=0),
+            helper.make_node("Add", ["product", "zero"], ["y"]),
+        ]
     if domain:
         nodes.append(helper.make_node("Own", ["y"], ["z"], domain=domain))
     weights = np.random.default_rng(1).random((1, ROWS, width), np.float32) / 300
@@ -38,7 +52,12 @@ def write_yolox(path: Path, *, batch: int | str = "b", domain: str = "", mixes: 
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, (batch, 3, 64, 64))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, (batch, ROWS, width))],
-        [numpy_helper.from_array(np.array([-1, 1, 1], np.int64), "three"), numpy_helper.from_array(weights, "weights")],
+        [
+            numpy_helper.from_array(np.array([-1, 1, 1], np.int64), "three"),
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(np.array([1], np.int64), "one"),
+            numpy_helper.from_array(np.array([greedy], np.int64), "greedy"),
+        ],
     )
     opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
@@ -64,6 +83,23 @@ def test_added_model_has_a_card_proven_batches_and_its_origin(
     assert (config.parameters["batch_owner"], config.parameters["slo_p99_ms"]) == ("gateway", "2000")
     assert hashlib.sha256(source.read_bytes()).hexdigest() in (added.folder / "MODEL.md").read_text()
     assert was_added(added.folder)
+
+
+@pytest.mark.parametrize(
+    ("greedy", "rows", "why"), [(500_000_000, 0, "a batch of 2 cannot run: "), (100_000_000, 8, "")], ids=["2", "8"]
+)
+def test_batches_are_tested_in_as_much_memory_as_the_file_is_inspected(
+    tmp_path: Path, greedy: int, rows: int, why: str
+) -> None:
+    """2 GB for each further row, of 1 GiB: no batches. 0.4 GB of 2 GiB: the largest size is not measured."""
+    source = write_yolox(tmp_path / "m.onnx", greedy=greedy)
+    options = replace(OPTIONS, limits=Limits(memory_bytes=(1 if greedy > 400_000_000 else 2) << 30))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    added = add_model(source, "m", options, home=tmp_path / "home")
+    assert added.batches.max_rows == rows, added.batches.why
+    assert why in added.batches.why
+    assert added.batches.rows_per_s[-1][0] < 8
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_batching_options_that_the_user_gives_win(tmp_path: Path) -> None:
