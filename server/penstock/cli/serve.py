@@ -3,16 +3,21 @@
 import inspect
 import multiprocessing
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from penstock.cli.add import AddContext, Files, Home, Name, add_one, sources_of
 from penstock.cli.gateway_client import settings_or_fail
 from penstock.cli.model_flags import ModelFlags, with_model_flags, with_options
-from penstock.cli.terminal import fail, stoppable
+from penstock.cli.terminal import fail, print_failure, stoppable
 from penstock.cli.up import EPILOG, up
+from penstock.gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 __all__ = ["EPILOG", "serve"]
 
@@ -31,22 +36,34 @@ def serve(
 ) -> None:
     """Add ONNX files as models, and start the stack with them: `penstock models add`, then `penstock up`.
 
-    A file that was added before is inspected again, and its folder replaced.
+    A file that was added before is inspected again, and its folder replaced. If several files are given, those that
+    cannot be added are reported, and the others are served.
     """
     given = up_flags or {}
     sources = sources_of(files, name)
-    allows_code = bool(given.get("allow_model_code"))
+    settings, allows_code = settings_or_fail(home), bool(given.get("allow_model_code"))
     # In a child process: the modules that adding imports would use memory as long as the stack runs.
-    adding = multiprocessing.get_context("fork").Process(
-        target=_add_all, args=(sources, flags, home, _url(given)), kwargs={"allows_code": allows_code}
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    adding = context.Process(
+        target=_add_all, args=(sources, flags, settings, _url(given), sender), kwargs={"allows_code": allows_code}
     )
     with stoppable("the unfinished model is removed"):
         adding.start()
+        sender.close()
+        names = []
+        with suppress(EOFError):  # the process has ended
+            while True:
+                names.append(receiver.recv())
         adding.join()
-    if adding.exitcode:
-        more = ", without the others" if len(sources) > 1 else ""
-        fail(f"the stack is not started: add what is open with its flags (penstock models add FILE …){more}", code=1)
-    names = [model_name for _, model_name in sources]
+    left = [str(file) for file, model_name in sources if model_name not in names]
+    if not names:
+        fail(
+            "no model was added, so the stack is not started: give the flags or files that the lines above name", code=1
+        )
+    if left:
+        served, advice = ", ".join(names), "add it to the running stack with its flags: penstock models add FILE …"
+        print_failure(f"{served} will be served, without {', '.join(left)}; {advice}")
     sys.stdout.flush()
     up(**given, models=",".join(names), home=home)
 
@@ -58,13 +75,24 @@ def _url(up_flags: dict[str, Any]) -> str:
 
 
 def _add_all(
-    sources: list[tuple[Path, str]], flags: ModelFlags, home: Path | None, url: str, *, allows_code: bool
+    sources: list[tuple[Path, str]],
+    flags: ModelFlags,
+    settings: Settings,
+    url: str,
+    sender: "Connection[str, None]",
+    *,
+    allows_code: bool,
 ) -> None:
+    """Sends the names of the models that were added."""
     from penstock.models.add import AddOptions
 
     options = AddOptions(flags.hints(), flags.pictures(), may_replace=True, allows_code=allows_code)
-    place = AddContext(settings_or_fail(home), options, Console(highlight=False), url, is_serving=True)
-    with stoppable("the unfinished model is removed"):
-        added = [add_one(place, source, model_name, None, as_json=False) for source, model_name in sources]
-    sys.stdout.flush()
-    raise SystemExit(0 if all(added) else 1)
+    place = AddContext(settings, options, Console(highlight=False), url, is_serving=True)
+    try:
+        for source, name in sources:
+            if add_one(place, source, name, None, as_json=False):
+                sender.send(name)
+    except KeyboardInterrupt:
+        raise SystemExit(1) from None  # the parent process reports it
+    finally:
+        sys.stdout.flush()
