@@ -79,7 +79,7 @@ def test_draw_into_an_unknown_format_is_refused(
 ) -> None:
     """A file name without a supported suffix is rejected before any request is sent."""
     said = infer_and_draw(penstock, stand_in, tmp_path / name, photos[0])
-    assert said == f"2 penstock: --draw: {name!r} is no picture's name: end it with .jpg, .png or .webp\n"
+    assert said == f"2 penstock: --draw: {name!r} is not a picture's name: end it with .jpg, .png or .webp\n"
     assert stand_in.asked == []
 
 

@@ -300,12 +300,12 @@ ENDS = FrameFlag.END_HEADERS | FrameFlag.END_STREAM
     [
         (frame(FrameKind.HEADERS, ENDS, 1, STATUS + field(b"grpc-status", b"14")), 14, ""),
         (frame(FrameKind.HEADERS, ENDS, 1, STATUS), 2, "the answer is not gRPC's (HTTP status 200)"),
-        (frame(FrameKind.HEADERS, ENDS, 1, STATUS + OK), 13, "the answer is no single gRPC message (0 bytes)"),
+        (frame(FrameKind.HEADERS, ENDS, 1, STATUS + OK), 13, "the answer is not one gRPC message (0 bytes)"),
         (frame(FrameKind.RST_STREAM, 0, 1, struct.pack(">I", 2)), 13, "Received RST_STREAM with error code 2"),
         (frame(FrameKind.RST_STREAM, 0, 1, struct.pack(">I", 8)), 1, "Received RST_STREAM with error code 8"),
         (
             frame(FrameKind.HEADERS, 4, 1, STATUS) + frame(FrameKind.DATA, 0, 1, b"\x01\0\0\0\x01x")
-            + frame(FrameKind.HEADERS, ENDS, 1, OK), 13, "the answer is no single gRPC message (6 bytes)",
+            + frame(FrameKind.HEADERS, ENDS, 1, OK), 13, "the answer is not one gRPC message (6 bytes)",
         ),
         (
             frame(FrameKind.HEADERS, 1, 1, STATUS)

@@ -58,7 +58,7 @@ class AddReport(msgspec.Struct, frozen=True):
 
 
 class OpenQuestion(msgspec.Struct, frozen=True):
-    """What the file does not say. flag: answers it. choices: its values, likeliest first; may be empty."""
+    """A fact that the file does not state. flag: states it. choices: its values, likeliest first; may be empty."""
 
     flag: str
     choices: tuple[str, ...]
@@ -183,7 +183,7 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
 
 
 def _is_bad_name(path: Path) -> bool:
-    """Whether the file system has no such names, or no message can hold it."""
+    """Whether the name is too long for the file system, or not UTF-8."""
     try:
         str(path).encode()
         path.exists()

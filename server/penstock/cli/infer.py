@@ -51,7 +51,7 @@ STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 class JsonLinesPrinter:
     """On standard output one object a picture: {"file": …, the gateway's answer} or {"file": …, "error": …}.
 
-    What was drawn, on standard error.
+    The names of drawings, on standard error.
     """
 
     def result(self, picture: Path, answer: ImageAnswer) -> None:
@@ -65,7 +65,7 @@ class JsonLinesPrinter:
 
 
 class TablePrinter:
-    """A table a picture on standard output; what failed, on standard error."""
+    """One table per picture on standard output; failures on standard error."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
@@ -241,7 +241,7 @@ class _InferCommand:
             return ()
 
     def _why_not_served(self) -> str:
-        """As the repository index has it; empty where it has nothing to say."""
+        """The reason in the repository index; empty if there is none."""
         with suppress(GatewayError):
             index = self.gateway.repository_index()
             reasons = dict.fromkeys(row.reason for row in index if row.name == self.model_name and row.reason)
@@ -273,7 +273,7 @@ def _targets(draw: Path | None, pictures: list[Path]) -> list[Path | None]:
     targets = drawn_paths(draw, pictures)
     for target in targets:
         if target.suffix.lower() not in SUFFIXES:
-            fail(f"--draw: {target.name!r} is no picture's name: end it with .jpg, .png or .webp")
+            fail(f"--draw: {target.name!r} is not a picture's name: end it with .jpg, .png or .webp")
         if any(target.exists() and target.samefile(picture) for picture in pictures):
             fail(f"--draw: {target} is one of the pictures themselves: give another name or folder")
     return list(targets)

@@ -50,7 +50,7 @@ def inspect(
 
 
 def print_page(found: Inspection, console: Console) -> None:
-    """The page for a person: on a terminal its sentences are broken at words, elsewhere each is one line."""
+    """Prints the page. On a terminal, sentences wrap at words; elsewhere, each is one line."""
     if console.is_terminal:
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)

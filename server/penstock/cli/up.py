@@ -275,7 +275,7 @@ def announce(ready: Announcement) -> None:
         for name, reason in sorted(ready.unavailable.items())
     ]
     lines.append(f"engine: {ready.engine}")
-    nothing = "no model: why stands above" if ready.unavailable else "no model yet"
+    nothing = "no model: see the reasons above" if ready.unavailable else "no model yet"
     lines.append(f"serving {', '.join(ready.models) or nothing}")
     if {*ready.models, *ready.unavailable} <= {path.name for path in SHIPPED_MODELS.iterdir()}:
         lines.append(f"for a detector of 80 classes: penstock models pull {DEFAULT_DETECTOR}")

@@ -67,7 +67,7 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
     image_input = _image_input(parameters, config, size_input, is_relayed=is_relayed)
     layout = _layout(parameters, network_type)
     if layout.is_one_picture and config.max_batch_size:
-        why = f"is {layout.name!r}, whose rows are no batch: max_batch_size must be 0, not {config.max_batch_size}"
+        why = f"is {layout.name!r}, whose rows are not a batch: max_batch_size must be 0, not {config.max_batch_size}"
         raise parameters.refusal("layout", why)
     if layout.needs_size_input and size_input is None:
         raise parameters.refusal(

@@ -238,7 +238,7 @@ def _class_ids(name: str, card: VisionCard) -> list[int]:
     if ids:
         return ids
     if not labels:
-        raise InvalidRequest(f"classes: {name[:80]!r} is no class id, and this model has no labels; use class ids")
+        raise InvalidRequest(f"classes: {name[:80]!r} is not a class id, and this model has no labels; use class ids")
     near = difflib.get_close_matches(name[:80].casefold(), folded[:_MAX_COMPARED_LABELS], n=3)
     known = list(dict.fromkeys(labels[folded.index(label)] for label in near)) or list(filter(None, labels[:3]))
     hint = "did you mean" if near else "its labels begin with"

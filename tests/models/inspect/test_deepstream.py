@@ -119,7 +119,7 @@ def test_what_is_not_used_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("just text", "no configuration"),
+        ("just text", "not a configuration"),
         ("[primary-gie]\nenable=1\n", r"\[property\]"),
         ("[property]\nnet-scale-factor=abc\n", "net-scale-factor"),
         ("[property]\nnet-scale-factor=nan\n", "net-scale-factor"),

@@ -62,7 +62,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     """No message holds such a name, so the sentence shows it escaped."""
     path = tmp_path / os.fsdecode(b"model\xff.onnx")
     path.write_bytes(b"x")
-    with pytest.raises(UnreadableModel, match=r"udcff.* is no UTF-8 text"):
+    with pytest.raises(UnreadableModel, match=r"udcff.* is not UTF-8 text"):
         inspect_file(path)
 
 

@@ -287,7 +287,7 @@ def decode_reply(headers: Fields, parts: list[bytes], trailers: Fields) -> GrpcR
         whole = b"".join(parts)
         prefix, body = whole[:PREFIX_BYTES], whole[PREFIX_BYTES:]
     if len(prefix) < PREFIX_BYTES or prefix[0] or int.from_bytes(prefix[1:], "big") != len(body):
-        return GrpcReply(INTERNAL, b"", f"the answer is no single gRPC message ({len(prefix + body)} bytes)", trailing)
+        return GrpcReply(INTERNAL, b"", f"the answer is not one gRPC message ({len(prefix + body)} bytes)", trailing)
     return GrpcReply(0, body, "", trailing)
 
 

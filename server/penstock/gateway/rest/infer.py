@@ -132,7 +132,7 @@ def _decoded(text: str, where: str) -> bytes:
 
 
 def _with_tensors(call: HttpCall, top: Members, entry: Members, tensors: Sequence[Tensor]) -> HttpCall:
-    """The members in their order, as they came, but for the description of the images, and with further inputs."""
+    """The members in their order and unchanged, except the description of the images, and with further inputs."""
     tensor, *others = tensors
     described = entry | _described(tensor, _parameters(entry))
     described.pop("data", None)

@@ -57,37 +57,43 @@ _EXPLAIN = "1: the answer says how its batch was formed, in a header of the same
 _PARAMETERS = {
     each["name"]: each
     for each in (
-        parameter("path", "model", "As the path has it: percent-encoded where it must be.", type="string", minLength=1),
+        parameter("path", "model", "The model's name, percent-encoded.", type="string", minLength=1),
         parameter("path", "version", "A version's number.", type="string", pattern="^[0-9]+$"),
-        parameter("path", "repository", "Any name: there is one repository.", type="string", minLength=1),
+        parameter("path", "repository", "Any name; it is ignored.", type="string", minLength=1),
         parameter("path", "region", "A region's name.", type="string", minLength=1),
         parameter(
             "header",
             TIMEOUT_HEADER,
-            "Milliseconds that the caller waits, from the body's last byte on.",
+            "Deadline in milliseconds, from the last byte of the body.",
             type="number",
             exclusiveMinimum=0,
         ),
-        parameter("header", JSON_LENGTH, "Bytes of JSON at the decompressed body's start.", type="integer", minimum=0),
+        parameter(
+            "header",
+            JSON_LENGTH,
+            "Length in bytes of the JSON at the start of the decompressed body.",
+            type="integer",
+            minimum=0,
+        ),
         parameter("header", ENCODING, "How the body is compressed.", enum=["identity", "gzip", "deflate"]),
         parameter("header", EXPLAIN_HEADER, _EXPLAIN, enum=["1"]),
-        parameter("header", REQUEST_ID, "Comes back as `id`.", type="string"),
+        parameter("header", REQUEST_ID, "Returned as `id`.", type="string"),
     )
 }
 _ERRORS = {
-    400: "Malformed, or not what the model takes.",
+    400: "The request is malformed, or does not match the model.",
     401: "No API key or token, or an unknown one.",
-    403: "The caller's roles do not allow this.",
+    403: "The client's roles do not allow this.",
     404: "No such model, version or region.",
-    408: "The body did not arrive in its time.",
-    413: "The body, its decompressed form or an image is over the limit.",
-    415: "Not an image format that is taken here.",
-    429: "The caller's own rate or share is used up.",
-    500: "The engine failed, or this gateway did.",
-    501: "The engine, or this gateway as it was started, cannot do that.",
-    503: "Full, draining, or the engine is down.",
+    408: "The body arrived too slowly.",
+    413: "The body, decompressed or not, or an image exceeds a limit.",
+    415: "Unsupported image format.",
+    429: "The client's rate limit or quota is exceeded.",
+    500: "The engine or the gateway failed.",
+    501: "The engine, or this gateway with its settings, does not support this.",
+    503: "Overloaded, draining, or the engine is down.",
     504: "The deadline passed.",
-    507: "The disk has no room for the model.",
+    507: "The disk has too little space for the model.",
 }
 _RETRY_AFTER: Json = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 _ERROR_HEADERS: dict[int, Json] = {
@@ -134,7 +140,7 @@ def _response_name(status: int) -> str:
 
 
 def _error_response(status: int) -> Json:
-    """Triton says text/plain over some of its errors, which are JSON all the same."""
+    """Triton labels some of its JSON errors text/plain."""
     content = {JSON: {"schema": reference(schemas.Error)}, "text/plain": {}}
     return {"description": _ERRORS[status], "content": content, "headers": _ERROR_HEADERS.get(status, {})}
 

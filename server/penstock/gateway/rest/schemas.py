@@ -23,25 +23,25 @@ class ServerMetadata(msgspec.Struct):
 
 
 class Error(BaseModel):
-    """The form of every error."""
+    """The body of every error."""
 
-    error: Annotated[str, Field(description="What was wrong, with which value, and what to do.")]
+    error: Annotated[str, Field(description="What failed, with which value, and what to do.")]
 
 
 class Live(BaseModel):
-    """This process lives."""
+    """The process is alive."""
 
     live: bool
 
 
 class Ready(BaseModel):
-    """Requests may be sent here."""
+    """Whether the server accepts requests."""
 
     ready: bool
 
 
 class TensorMetadata(BaseModel):
-    """shape: -1 where it varies."""
+    """shape: -1 for variable dimensions."""
 
     name: str
     datatype: Datatype
@@ -59,7 +59,7 @@ class ModelMetadata(BaseModel):
 
 
 class ModelTensor(BaseModel):
-    """data_type: TYPE_FP32 and its like. dims: without the batch's, -1 where one varies."""
+    """data_type: such as TYPE_FP32. dims: without the batch dimension, -1 for variable ones."""
 
     name: str
     data_type: str
@@ -67,7 +67,7 @@ class ModelTensor(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """Triton's ModelConfig as JSON; it has more members than these."""
+    """Triton's ModelConfig as JSON. It has more members than these."""
 
     name: str
     max_batch_size: int
@@ -78,14 +78,14 @@ class ModelConfig(BaseModel):
 
 
 class Duration(BaseModel):
-    """How often, and how long in all."""
+    """Number of requests, and their total time."""
 
     count: int
     ns: int
 
 
 class InferStatistics(BaseModel):
-    """Where the time of a version's requests went."""
+    """Time by stage of a version's requests."""
 
     success: Duration
     fail: Duration
@@ -107,7 +107,7 @@ class VersionStatistics(BaseModel):
 
 
 class ModelStatistics(BaseModel):
-    """One entry a version."""
+    """One entry per version."""
 
     model_stats: list[VersionStatistics]
 
@@ -123,7 +123,7 @@ class ModelState(Enum):
 
 
 class IndexEntry(BaseModel):
-    """A model of the repository; one that was never loaded has a name only."""
+    """A model of the repository. A model that was never loaded has only a name."""
 
     name: str
     version: str = ABSENT
@@ -132,27 +132,27 @@ class IndexEntry(BaseModel):
 
 
 class IndexRequest(BaseModel):
-    """ready: only models that are."""
+    """ready: list only ready models."""
 
     ready: bool = ABSENT
 
 
 class LoadParameters(BaseModel):
-    """Members `file:1/model.onnx` and their like hold files of the model in base64; they need a `config`."""
+    """Members such as `file:1/model.onnx` are files of the model in base64; they need a `config`."""
 
     config: Annotated[str, Field(description="A ModelConfig as JSON, instead of the repository's.")] = ABSENT
 
 
 class LoadRequest(BaseModel):
-    """An empty body loads the model as the repository has it."""
+    """An empty body loads the model from the repository."""
 
     parameters: LoadParameters = ABSENT
 
 
 class UnloadParameters(BaseModel):
-    """unload_dependents: whether, of an ensemble, the models it is made of go too.
+    """unload_dependents: whether the models of an ensemble are unloaded, too.
 
-    A boolean; Triton takes other values over REST and unloads without a word, over gRPC it refuses them.
+    A boolean. Over REST, Triton ignores other values; over gRPC, it rejects them.
     """
 
     unload_dependents: bool | int | float | str = ABSENT
@@ -218,7 +218,7 @@ class TraceSetting(BaseModel):
 
 
 class TraceChange(BaseModel):
-    """What is to change; null goes back to what stands above: the model's to the global one, that to the start's."""
+    """Settings to change. null resets a setting: of a model to the global one, a global one to its initial value."""
 
     trace_level: list[str] | None = ABSENT
     trace_rate: str | None = ABSENT
@@ -238,7 +238,7 @@ class LogSettings(BaseModel):
 
 
 class LogChange(BaseModel):
-    """What is to change; null leaves a setting as it is."""
+    """Settings to change. null keeps a setting."""
 
     log_info: bool | None = ABSENT
     log_warning: bool | None = ABSENT
@@ -247,9 +247,9 @@ class LogChange(BaseModel):
     log_format: str | None = ABSENT
 
 
-Name = Annotated[str, Field(description="A tensor's name, as the model's metadata has it.")]
+Name = Annotated[str, Field(description="A tensor's name in the model's metadata.")]
 Data = Annotated[
-    list[Any], Field(description="The elements in row-major order, flat or nested as the shape is. BYTES: strings.")
+    list[Any], Field(description="The elements in row-major order, flat or nested like the shape. BYTES: strings.")
 ]
 Shape = Annotated[
     list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=64, description="Its product is 2^40 at most.")
@@ -257,7 +257,7 @@ Shape = Annotated[
 
 
 class InputParameters(BaseModel):
-    """Where an input's elements are, when they are not in `data`; others are passed on."""
+    """Location of an input's elements if they are not in `data`. Other parameters are relayed."""
 
     binary_data_size: Annotated[
         int, Field(ge=0, description="Bytes of this tensor after the JSON, in the inputs' order.")
@@ -268,11 +268,11 @@ class InputParameters(BaseModel):
 
 
 class OutputParameters(BaseModel):
-    """How an output shall come; others are passed on."""
+    """Form of an output. Other parameters are relayed."""
 
-    binary_data: Annotated[bool, Field(description="After the JSON instead of in it.")] = ABSENT
+    binary_data: Annotated[bool, Field(description="After the JSON instead of inside it.")] = ABSENT
     classification: Annotated[
-        int, Field(ge=0, description="So many of the likeliest classes, as BYTES; 0: the tensor.")
+        int, Field(ge=0, description="Number of likeliest classes to return as BYTES; 0: the tensor.")
     ] = ABSENT
     shared_memory_region: str = ABSENT
     shared_memory_byte_size: Bytes = ABSENT
@@ -290,16 +290,18 @@ class RequestInput(BaseModel):
 
 
 class RequestOutput(BaseModel):
-    """One output that is wanted."""
+    """One requested output."""
 
     name: Name
     parameters: OutputParameters = ABSENT
 
 
 class InferenceParameters(BaseModel):
-    """Of a whole request; others are passed on to the model."""
+    """Parameters of the request. Others are relayed to the model."""
 
-    timeout: Annotated[int, Field(ge=0, description="Microseconds from the body's last byte on; 0 for none.")] = ABSENT
+    timeout: Annotated[int, Field(ge=0, description="Microseconds from the last byte of the body; 0 for none.")] = (
+        ABSENT
+    )
     priority: Annotated[int, Field(ge=0)] = ABSENT
     sequence_id: int | str = ABSENT
     sequence_start: bool = ABSENT
@@ -308,7 +310,7 @@ class InferenceParameters(BaseModel):
 
 
 class InferenceRequest(BaseModel):
-    """KServe v2's. A name stands once in each object; depth, objects and names are limited."""
+    """KServe v2's. Names in an object must be unique. Depth, objects and names are limited."""
 
     inputs: Annotated[list[RequestInput], Field(max_length=1000)]
     id: str = ABSENT
@@ -337,7 +339,7 @@ class InferenceResponse(BaseModel):
 
 
 class GenerateResponse(BaseModel):
-    """The outputs as members beside these, each by its name: an element, or an array of them."""
+    """The outputs are further members by name: an element, or an array of elements."""
 
     model_name: str
     model_version: str

@@ -29,7 +29,7 @@ _PARSERS = {
 
 
 class NotDeepStream(Exception):
-    """The file is no configuration of Gst-nvinfer. str() is one sentence."""
+    """The file is not a configuration of Gst-nvinfer. str() is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ def _sections(path: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """[property], and the sections [class-attrs-…] by what follows the dash."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise NotDeepStream(f"{path} has over {MAX_BYTES} bytes: it is no configuration of nvinfer")
+            raise NotDeepStream(f"{path} has over {MAX_BYTES} bytes: it is not a configuration of nvinfer")
         text = path.read_text("utf-8")
     except OSError as error:
         raise NotDeepStream(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise NotDeepStream(f"{path} is no UTF-8 text") from None
+        raise NotDeepStream(f"{path} is not UTF-8 text") from None
     parser = configparser.ConfigParser(interpolation=None, strict=False, comment_prefixes=("#",), delimiters=("=",))
     try:
         parser.read_string(text)
     except configparser.Error as error:
-        raise NotDeepStream(f"{path} is no configuration of nvinfer: {' '.join(str(error).split())[:200]}") from None
+        raise NotDeepStream(f"{path} is not a configuration of nvinfer: {' '.join(str(error).split())[:200]}") from None
     if not parser.has_section("property"):
-        raise NotDeepStream(f"{path} has no section [property]: it is no configuration of nvinfer")
+        raise NotDeepStream(f"{path} has no section [property]: it is not a configuration of nvinfer")
     attributes = {
         name.removeprefix("class-attrs-"): dict(parser.items(name))
         for name in parser.sections()
@@ -158,7 +158,7 @@ def _number(path: Path, section: Mapping[str, str], key: str, default: float) ->
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise NotDeepStream(f"{path}: {key} is {section[key]!r}, which is no number")
+        raise NotDeepStream(f"{path}: {key} is {section[key]!r}, which is not a number")
     return number
 
 
@@ -178,5 +178,5 @@ def _numbers(path: Path, section: Mapping[str, str], key: str) -> tuple[float, .
     except ValueError:
         numbers = (math.nan,)
     if len(numbers) > 4 or not all(map(math.isfinite, numbers)):
-        raise NotDeepStream(f"{path}: {key} is {section[key]!r}, which is no list of numbers with ';' between them")
+        raise NotDeepStream(f"{path}: {key} is {section[key]!r}, which is not a list of numbers separated by ';'")
     return numbers

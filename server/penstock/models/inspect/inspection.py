@@ -56,7 +56,7 @@ def merged(one: Hints, other: Hints) -> Hints:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the file does not say. ambiguous: a sentence. choices: values of the flag, likeliest first; may be empty.
+    """A fact that the file does not state. ambiguous: a sentence. choices: values of the flag, likeliest first.
 
     flag: the flag that answers it, such as --layout. is_blocking: the model cannot be served without an answer.
     """
@@ -160,7 +160,7 @@ class InspectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class InspectionReply:
-    """The message of the child process: one of both."""
+    """The message of the child process: one of the two is set."""
 
     inspection: Inspection | None = None
     problem: str = ""
@@ -202,7 +202,7 @@ def _text_of(path: Path) -> str:
     """Raises UnreadableModel for a name that no message can hold."""
     text = str(path)
     if any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise UnreadableModel(f"the name {text!a} is no UTF-8 text; rename the file")
+        raise UnreadableModel(f"the name {text!a} is not UTF-8 text; rename the file")
     return text
 
 
@@ -211,7 +211,7 @@ def checked_size(path: Path, limits: Limits) -> int:
     try:
         size_bytes = path.stat().st_size
         if not path.is_file():
-            raise UnreadableModel(f"{path} is no file; name an ONNX file")
+            raise UnreadableModel(f"{path} is not a file; name an ONNX file")
     except OSError as error:
         raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
     if not size_bytes:

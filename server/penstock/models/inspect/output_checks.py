@@ -195,7 +195,7 @@ def _end_to_end(outputs: TrialOutputs, *, has_corners: bool = True) -> OutputChe
         return OutputCheck(Correction(why, "rt-detr-ultralytics", "rt-detr", class_count=2))
     if not are_probabilities(rows[:, 4]) or not are_integers(rows[:, 5]):
         question = Question(
-            "the fifth column has values outside of 0 to 1, or the sixth has values that are no class ids", "--layout"
+            "the fifth column has values outside of 0 to 1, or the sixth has values that are not class ids", "--layout"
         )
         return OutputCheck(questions=(question,))
     scored = rows[rows[:, 4] > 0.01]
