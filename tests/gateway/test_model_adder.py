@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.model_adder import AddLimits, AddProcessOptions, AddRequest, ModelAdded, ModelAdder
+from penstock.gateway.model_adder import AddLimits, AddProcessOptions, AddRequest, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.protocol.errors import EngineUnavailable, InferenceError, InvalidRequest, StorageFull
 from penstock.protocol.identity import ANONYMOUS
+from penstock.protocol.model_addition import ModelAdded
 from tests.rest.harness import FakePlane
 from tests.support.add_stub import STUB
 

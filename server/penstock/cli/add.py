@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -26,6 +25,7 @@ from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
 from penstock.models.model_folder import is_disk_full, repository_of
 from penstock.protocol.errors import InferenceError
+from penstock.protocol.model_addition import AddFailure, ModelAdded, OpenQuestion
 
 if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group need not
     from penstock.models.add import AddedModel, AddOptions
@@ -39,39 +39,15 @@ Home = Annotated[Path | None, typer.Option(help="folder for added models [~/.pen
 AllowsCode = Annotated[bool, typer.Option("--allow-model-code", help="accept custom operators")]
 
 
-class AddReport(msgspec.Struct, frozen=True):
-    """One added model. max_batch_size: 0 for one picture per call. state: in the running gateway, or why not loaded.
+class AddReport(ModelAdded, kw_only=True):
+    """One added model. state: in the running gateway, or why not loaded.
 
     rows_per_s: rate of the network on one core, by batch size. golden: whether a golden answer was recorded.
     """
 
-    name: str
     folder: str
-    layout: str
-    max_batch_size: int
-    batches: str
-    evidence: tuple[str, ...]
-    warnings: tuple[str, ...]
     rows_per_s: dict[int, float]
     golden: bool
-    state: str
-
-
-class OpenQuestion(msgspec.Struct, frozen=True):
-    """A fact that the file does not state. flag: states it. choices: its values, likeliest first; may be empty."""
-
-    flag: str
-    choices: tuple[str, ...]
-    ambiguous: str
-
-
-class AddFailure(msgspec.Struct, frozen=True):
-    """A model that was not added. is_disk_full: the disk is full; the file may be valid."""
-
-    name: str
-    error: str
-    questions: tuple[OpenQuestion, ...]
-    is_disk_full: bool
 
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -263,16 +239,21 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
 
     recognition, trial = added.inspection.recognition, added.inspection.trial
     return AddReport(
-        added.name,
-        str(added.folder),
-        recognition.layout,
-        added.batches.max_rows,
-        added.batches.why,
-        (*recognition.evidence, *trial.evidence),
-        (*recognition.warnings, *trial.warnings, *map(question_text, recognition.questions), *filter(None, (problem,))),
-        {rows: round(rate, 1) for rows, rate in added.batches.rows_per_s},
-        (added.folder / "golden.json").exists(),
-        state,
+        name=added.name,
+        folder=str(added.folder),
+        layout=recognition.layout,
+        max_batch_size=added.batches.max_rows,
+        batches=added.batches.why,
+        evidence=(*recognition.evidence, *trial.evidence),
+        warnings=(
+            *recognition.warnings,
+            *trial.warnings,
+            *map(question_text, recognition.questions),
+            *filter(None, (problem,)),
+        ),
+        rows_per_s={rows: round(rate, 1) for rows, rate in added.batches.rows_per_s},
+        golden=(added.folder / "golden.json").exists(),
+        state=state,
     )
 
 

@@ -19,6 +19,7 @@ from penstock.gateway.model_uploads import AddSlots, ModelUploads
 from penstock.logs import get_logger
 from penstock.protocol.errors import EngineUnavailable, InferenceError, InvalidRequest, StorageFull
 from penstock.protocol.identity import Identity
+from penstock.protocol.model_addition import AddFailure, ModelAdded
 
 READY = "READY"
 _MIB = 1 << 20
@@ -63,30 +64,6 @@ class AddRequest:
     flags: Sequence[tuple[str, str]] = ()
     may_replace: bool = False
     origin: str = ""
-
-
-class ModelAdded(msgspec.Struct):
-    """Report on the added model. max_batch_size: 0 for one picture per call. state: READY."""
-
-    name: str
-    layout: str
-    max_batch_size: int
-    batches: str
-    evidence: tuple[str, ...]
-    warnings: tuple[str, ...]
-    state: str = ""
-
-
-class _Question(msgspec.Struct):
-    flag: str
-    choices: tuple[str, ...]
-    ambiguous: str
-
-
-class _Failure(msgspec.Struct):
-    error: str
-    questions: tuple[_Question, ...] = ()
-    is_disk_full: bool = False
 
 
 class ModelAdder:
@@ -228,9 +205,9 @@ class Addition:
             report.warnings = tuple(map(self._for_client, report.warnings))
             return report
         try:
-            failure = msgspec.json.decode(reply, type=_Failure)
+            failure = msgspec.json.decode(reply, type=AddFailure)
         except msgspec.DecodeError:
-            failure = _Failure(self._process_error(code, stderr.decode("utf-8", "replace")))
+            failure = AddFailure(self._request.name, self._process_error(code, stderr.decode("utf-8", "replace")))
         if failure.is_disk_full:
             raise StorageFull(failure.error)
         is_listed = any(failure.error.startswith(question.ambiguous) for question in failure.questions)

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.model_adder import AddRequest, ModelAdded, ModelAdder
+from penstock.gateway.model_adder import AddRequest, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import query_pairs
@@ -31,6 +31,7 @@ from penstock.protocol.call import HttpCall
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.identity import Role
+from penstock.protocol.model_addition import ModelAdded
 from penstock.protocol.request_checks import quoted
 
 PATH = "/v2/repository/models/{model}/add"

@@ -25,7 +25,6 @@ from penstock import VERSION
 from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.model_adder import ModelAdded
 from penstock.gateway.rest import schemas
 from penstock.gateway.rest.image_results import ImageAnswer
 from penstock.gateway.rest.request import TIMEOUT_HEADER
@@ -34,6 +33,7 @@ from penstock.gateway.rest.routes import Plane, Requires, caller_of
 from penstock.protocol.call import HttpCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import Role, Verb
+from penstock.protocol.model_addition import ModelAdded
 
 Json = dict[str, Any]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
