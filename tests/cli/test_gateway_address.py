@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from penstock.gateway.settings import read_settings
 from penstock.gateway.workers import running_stacks
 from penstock.gateway.workers.running_stacks import UP_CHILD, publish_stack
 from tests.cli.conftest import Call, StandIn
+from tests.models.add.test_add import write_yolox
 
 ROW = {"name": "ppe", "version": "1", "state": "READY", "reason": ""}
 Publish = Callable[[str], RunDirectory]
@@ -65,6 +67,14 @@ def test_address_that_is_given_wins(penstock: Call, stand_in: StandIn, publish: 
     publish("http://127.0.0.1:9")
     answer = penstock("models", "unload", "ppe", "--url", stand_in.url)
     assert (answer.exit_code, answer.stderr) == (0, "")
+
+
+def test_add_without_loading_reads_no_stacks(penstock: Call, publish: Publish, tmp_path: Path) -> None:
+    """The gateway adds models so, in a process of its own whose standard error is its own."""
+    for _ in range(2):
+        publish("http://127.0.0.1:9")
+    answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), "--no-load", "--layout", "yolox")
+    assert "stacks run here" not in answer.stderr
 
 
 def test_port_in_the_settings_chooses_the_stack(publish: Publish) -> None:

@@ -16,6 +16,7 @@ from penstock.cli.gateway_client import (
     Url,
     gateway_of,
     settings_or_fail,
+    url_of,
 )
 from penstock.cli.model_flags import ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
@@ -87,13 +88,15 @@ def add(
     options = AddOptions(
         flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin
     )
-    gateway = gateway_of(url, api_key)
-    place = AddContext(settings_or_fail(home), options, Console(stderr=as_json, highlight=False), gateway.url)
+    settings = settings_or_fail(home)
+    gateway = gateway_of(url, api_key) if load else None
+    shown_url = gateway.url if gateway is not None else url or url_of(settings)
+    place = AddContext(settings, options, Console(stderr=as_json, highlight=False), shown_url)
     sources = sources_of(files, name)
     is_complete = True
     with stoppable("the unfinished model is removed"):
         for source, model_name in sources:
-            is_complete = add_one(place, source, model_name, gateway if load else None, as_json) and (is_complete)
+            is_complete = add_one(place, source, model_name, gateway, as_json) and (is_complete)
     if not is_complete:
         raise typer.Exit(1)
 

@@ -90,20 +90,22 @@ def _read(path: Path) -> bytes:
         raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
 
 
+_EXPORT = "export it to ONNX, for Ultralytics with: yolo export model=best.pt format=onnx"
 _OTHER_FILES = (
     (b"version https://git-lfs", 0, "a Git LFS pointer, not the model: fetch the model with git lfs pull"),
-    (b"PK\x03\x04", 0, "a PyTorch or Keras archive: export it to ONNX first"),
-    (b"\x80\x02", 0, "a Python pickle of PyTorch: export it to ONNX first"),
+    (b"PK\x03\x04", 0, f"a PyTorch checkpoint or another archive: {_EXPORT}"),
+    (b"\x80", 0, f"a Python pickle, perhaps of PyTorch: {_EXPORT}"),
     (b"\xff\xd8\xff", 0, "a JPEG picture, not a model: add a model first, then send it with penstock infer"),
     (b"\x89PNG", 0, "a PNG picture, not a model: add a model first, then send it with penstock infer"),
-    (b'{"', 8, "a file of weights (safetensors) without the network: export the model to ONNX"),
     (b"GGUF", 0, "a language model (GGUF): Penstock serves vision models as ONNX files"),
     (b"TFL3", 4, "a TensorFlow Lite model: convert it to ONNX first"),
     (b"ftrt", 0, "a TensorRT engine: give the ONNX file that it was built from"),
     (b"\x89HDF", 0, "a Keras file (HDF5): convert it with tf2onnx, or keras' model.export(FILE, format='onnx')"),
     (b"<?xml", 0, "XML, perhaps OpenVINO's: give the ONNX file that it was made from"),
+    (b"\x1f\x8b", 0, "compressed (gzip): unpack it first"),
     (b"<net ", 0, "OpenVINO's XML: give the ONNX file that it was made from"),
 )
+_TEXT_BYTES = 200  # of a file's begin
 _WEB_PAGE = (b"<!doctype html", b"<html", b"<head")
 _OTHER_SUFFIXES = {  # of formats without a signature
     ".engine": "a TensorRT engine: give the ONNX file that it was built from",
@@ -120,6 +122,10 @@ def _other_format(data: bytes) -> str:
             return what
     if data[:1000].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_WEB_PAGE):
         return "a web page, not the model: the download failed; download the file itself (the raw file's link)"
+    if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data):
+        return "a file of weights (safetensors) without the network: export the model to ONNX"
+    if data[:_TEXT_BYTES].isascii() and data[:_TEXT_BYTES].decode().replace("\n", "").replace("\r", "").isprintable():
+        return "text, and no ONNX model: perhaps the error message of a download; read it, and download the file again"
     return ""
 
 
