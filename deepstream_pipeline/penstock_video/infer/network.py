@@ -61,11 +61,6 @@ class Network:
         return self.card.layout_options.keypoint_shape[0] > 0
 
     @property
-    def keeps_size(self) -> bool:
-        """Whether rows may have different shapes."""
-        return self.prepare_spec.fit in (ResizeMode.KEEP, ResizeMode.FIT_HEIGHT)
-
-    @property
     def takes_sizes(self) -> bool:
         """Whether a second input takes the pictures' sizes."""
         return self.card.size_input is not None

@@ -140,7 +140,7 @@ def test_model_without_a_batch_axis_is_asked_for_each_row_at_once(core: FakeCore
 def test_pictures_of_unlike_sizes_are_each_asked_as_they_are(core: FakeCore, engine: Engine) -> None:
     """A model that keeps sizes says how large a row may be."""
     network = engine.network("one_box", 20)
-    assert (network.keeps_size, network.row_bytes, network.row_dtype) == (True, 320 * 320 * 3, np.uint8)
+    assert (network.row_bytes, network.row_dtype) == (320 * 320 * 3, np.uint8)
     rows = [np.zeros((height, width, 3), np.uint8) for height, width in ((240, 320), (120, 200))]
     answer = submit(engine, network, rows).answer()
     boxes = [answer.row(index)[0].outputs[0].to_numpy().tolist() for index in range(2)]
@@ -366,7 +366,7 @@ def test_network_says_what_rows_must_be(engine: Engine) -> None:
     """What a decode process and the parser need, and thresholds of one's own."""
     network = engine.network("owned", 20)
     assert (network.row_bytes, network.row_dtype, network.max_batch_size) == (3 * SIDE * SIDE * 4, np.float32, 4)
-    assert (network.labels, network.is_classifier, network.keeps_size) == (("dark", "bright"), True, False)
+    assert (network.labels, network.is_classifier) == (("dark", "bright"), True)
     assert network.prepare_spec.unpack(network.spec) == network.prepare_spec
     assert network.with_threshold(0.9).card.layout_options.classifier_threshold == 0.9
     assert network.with_threshold(None) is network

@@ -1,6 +1,5 @@
 """Preprocessing of the model families, and its card parameters."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -85,32 +84,42 @@ _ROWS = (
     ),
 )
 FAMILIES = {family.name: family for family in _ROWS}
-LAYOUT_FAMILIES: Mapping[str, str] = {
-    # YOLO-NAS: default_yolo_nas_coco_processing_params of github.com/Deci-AI/super-gradients, training/processing
-    # /processing.py: RGB, /255, longer side 636, centred in 640 x 640 of 114; the border of 2 pixels is left out here.
-    **dict.fromkeys(("yolo-nas", "yolo-nas-flat"), "ultralytics"),
-    **dict.fromkeys(("yolov8", "yolov5", "yolo-end2end", "yolov7-nms", "efficient-nms"), "ultralytics"),
-    **dict.fromkeys(
-        ("deepstream-yolo", "deepstream-yolo-cxcywh", "yolov8-seg", "yolov5-seg", "yolo-end2end-seg"), "ultralytics"
+_LAYOUTS = {  # by the family of their usual models, where its name is another
+    "ultralytics": (
+        "yolov5",
+        "yolov5-seg",
+        "yolov8",
+        "yolov8-seg",
+        "yolov8-pose",
+        "yolov8-obb",
+        "yolo-end2end",
+        "yolo-end2end-seg",
+        "yolo-end2end-pose",
+        "yolo-end2end-obb",
+        "yolov7-nms",
+        "efficient-nms",
+        "deepstream-yolo",
+        "deepstream-yolo-cxcywh",
+        # YOLO-NAS: default_yolo_nas_coco_processing_params of github.com/Deci-AI/super-gradients, training/processing
+        # /processing.py: RGB, /255, longer side 636, centred in 640 x 640 of 114; the border of 2 pixels is left out.
+        "yolo-nas",
+        "yolo-nas-flat",
     ),
-    **dict.fromkeys(("yolov8-pose", "yolo-end2end-pose", "yolov8-obb", "yolo-end2end-obb"), "ultralytics"),
-    **dict.fromkeys(("rt-detr", "rt-detr-ultralytics"), "rt-detr"),
-    **dict.fromkeys(("detr", "rf-detr", "rf-detr-seg"), "detr"),
-    **dict.fromkeys(("nanodet", "nanodet-plus"), "nanodet"),
-    **dict.fromkeys(("mmdeploy", "ssd", "boxes"), "mmdeploy"),
-    **dict.fromkeys(("semantic", "semantic-multilabel", "depth"), "maps"),
-    "rtmo": "yolox",
-    **dict.fromkeys(("yolox", "torchvision", "picodet", "fastestdet", "ultraface", "yunet", "centerface"), ""),
-    **dict.fromkeys(("embedding", "ctc", "db"), ""),
-    "tf-detection": "raw",
-    "classification": "classify",
-    "center-heatmap": "street",
+    "yolox": ("rtmo",),
+    "rt-detr": ("rt-detr-ultralytics",),
+    "detr": ("rf-detr", "rf-detr-seg"),
+    "nanodet": ("nanodet-plus",),
+    "raw": ("tf-detection",),
+    "classify": ("classification",),
+    "maps": ("semantic", "semantic-multilabel", "depth"),
+    "street": ("center-heatmap",),
 }
+_FAMILY_NAMES = {layout: name for name, layouts in _LAYOUTS.items() for layout in layouts}
 
 
 def family_of(layout: str) -> Family:
-    """The usual preprocessing of a layout's models."""
-    return FAMILIES.get(LAYOUT_FAMILIES.get(layout) or layout) or FAMILIES["mmdeploy"]
+    """The usual preprocessing of a layout's models; mmdeploy's for layouts of many exporters."""
+    return FAMILIES.get(_FAMILY_NAMES.get(layout, layout), FAMILIES["mmdeploy"])
 
 
 def with_hints(family: Family, hints: Hints) -> Family:

@@ -199,7 +199,7 @@ def inspect_file(
 
 
 def _text_of(path: Path) -> str:
-    """Raises UnreadableModel for a name that no message can hold."""
+    """Raises UnreadableModel for a name that is not UTF-8."""
     text = str(path)
     if any("\ud800" <= sign <= "\udfff" for sign in text):
         raise UnreadableModel(f"the name {text!a} is not UTF-8 text; rename the file")

@@ -1,6 +1,5 @@
 """Names of classes: of well-known data sets, and of files."""
 
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -79,23 +78,15 @@ def _labels_of_yaml(text: str) -> tuple[str, ...]:
     return labels_of(by_id)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLabels:
-    """Names by class id of a well-known data set."""
+def of_count(count: int, *, has_background: bool = False) -> tuple[str, ...]:
+    """Labels of the data set with this number of classes, COCO or ImageNet; empty for other numbers.
 
-    names: tuple[str, ...]
-    data_set: str
-
-
-def of_count(count: int, *, has_background: bool = False) -> KnownLabels | None:
-    """The data set whose number of classes it is: COCO or ImageNet; None for other numbers.
-
-    has_background: class ids are COCO's, with 0 for the background, whatever the number.
+    has_background: class ids are COCO's, with 0 for the background, if the number is not known.
     """
     if count in (90, 91) or (has_background and count == 0):
-        return KnownLabels(coco_91(), "COCO (91 ids)")
+        return coco_91()
     if count == 80:
-        return KnownLabels(coco_80(), "COCO (80 classes)")
+        return coco_80()
     if count == 1000:
-        return KnownLabels(imagenet(), "ImageNet")
-    return KnownLabels(("background", *imagenet()), "ImageNet") if count == 1001 else None
+        return imagenet()
+    return ("background", *imagenet()) if count == 1001 else ()

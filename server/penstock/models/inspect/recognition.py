@@ -42,12 +42,6 @@ RULES: tuple[_Rule, ...] = (
     other_rules.vector,
     other_rules.maps,
 )
-_TYPES = {
-    **dict.fromkeys(("yolov8-seg", "yolov5-seg", "yolo-end2end-seg", "rf-detr-seg"), NetworkType.INSTANCE_SEGMENTATION),
-    **dict.fromkeys(("embedding", "depth", "ctc", "db"), NetworkType.OTHER),
-    "semantic": NetworkType.SEGMENTATION,
-    "classification": NetworkType.CLASSIFIER,
-}
 _STANDARD_DEVIATIONS = ("0.229,0.224,0.225 (ImageNet's)", "1,1,1")
 _NORMALISATIONS = (
     "0.485,0.456,0.406 with --std 0.229,0.224,0.225 (ImageNet)",
@@ -80,8 +74,8 @@ def recognise(
     refusal = _refusal(facts)
     if refusal:
         return Recognition(warnings=(refusal,), input_name=model.image.name)
-    if hints.layout and hints.layout not in known_layouts() and ":" not in hints.layout:
-        near = tuple(difflib.get_close_matches(hints.layout, known_layouts(), n=3, cutoff=0.4)) or known_layouts()
+    if hints.layout and hints.layout not in LAYOUTS and ":" not in hints.layout:
+        near = tuple(difflib.get_close_matches(hints.layout, LAYOUTS, n=3, cutoff=0.4)) or (*LAYOUTS,)
         unknown = Question(f"there is no layout {hints.layout!r}", "--layout", near)
         return Recognition(input_name=model.image.name, questions=(unknown,))
     match = _match(model)
@@ -100,15 +94,10 @@ def recognise(
     return _proposed(model, match, {key: value for one in corrections for key, value in one.card.items()})
 
 
-def known_layouts() -> tuple[str, ...]:
-    """Names of the layouts that can be served."""
-    return tuple(LAYOUTS)
-
-
 def _refusal(facts: ModelFacts) -> str:
     """Why no engine of Penstock can run the graph; empty if one can."""
-    if "EfficientNMS_TRT" in facts.operators or any(name.endswith("_TRT") for name in facts.operators):
-        names = ", ".join(sorted(name for name in facts.operators if name.endswith("_TRT")))
+    names = ", ".join(sorted(name for name in facts.operators if name.endswith("_TRT")))
+    if names:
         return f"operator {names} runs only in TensorRT; export the model without it; Penstock runs the NMS"
     if facts.custom_domains:
         listed = ", ".join(repr(domain) for domain in facts.custom_domains)
@@ -156,14 +145,13 @@ def _unknown(model: ModelSignature) -> Recognition:
     more = f" and {len(model.facts.outputs) - 6} more" if len(model.facts.outputs) > 6 else ""
     if model.size is None:
         return Recognition(input_name=model.image.name, questions=(_size_question(model),))
-    if len(model.names) and not model.metadata.names:
+    counts = ""
+    if model.names and not model.metadata.names:
         counts = f"; the {len(model.names)} names of {model.names_origin} may be of another model"
-    else:
-        counts = ""
     question = Question(
         f"no layout is known for the outputs {outputs}{more} of {model.size[1]}x{model.size[0]} pixels{counts}",
         "--layout",
-        known_layouts(),
+        (*LAYOUTS,),
     )
     return Recognition(input_name=model.image.name, input_size=model.size, questions=(question,))
 
@@ -183,9 +171,7 @@ def _lacks_std(hints: Hints) -> bool:
 
 def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str, str]) -> Recognition:
     family = _family(model, match)
-    network_type = _TYPES.get(match.layout, NetworkType.DETECTOR)
-    if match.layout in LAYOUTS:
-        network_type = LAYOUTS[match.layout].network_type
+    network_type = LAYOUTS[match.layout].network_type if match.layout in LAYOUTS else NetworkType.DETECTOR
     labelled = _labels(model, match)
     questions = [*match.questions, *labelled.questions]
     if match.needs_size and model.size is None:
@@ -370,9 +356,9 @@ def _labels(model: ModelSignature, match: LayoutMatch) -> _Labels:
     unused = f"{origin} is not used: it has {len(names)} names, but the network has {count} classes"
     warnings = (unused,) if names else ()
     known = labels.of_count(count, has_background=match.layout in ("torchvision", "tf-detection"))
-    if known is not None:
+    if known:
         class_ids = {"class-ids": ";".join(map(str, range(1, 91)))} if count == 90 else {}
-        return _Labels(known.names, {"labels": ";".join(known.names), **class_ids}, warnings=warnings)
+        return _Labels(known, {"labels": ";".join(known), **class_ids}, warnings=warnings)
     perhaps = "; perhaps VOC's" if count in (20, 21) else ""
     counted = f"the names of its {count} classes are" if count else "the names of its classes are"
     counted = "the name of its class is" if count == 1 else counted
