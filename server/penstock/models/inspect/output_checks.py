@@ -22,6 +22,8 @@ from penstock.protocol.inference import FloatArray
 
 Check = Callable[[TrialOutputs], OutputCheck]
 _LOGITS = {"apply-sigmoid": "1"}
+NOT_DECODED = "; this layout does not decode them"
+_MAX_STRETCH = 2.0  # of a map's side ratio against the picture's
 
 
 def check_outputs(layout: str, outputs: TrialOutputs) -> OutputCheck:
@@ -36,7 +38,7 @@ def check_outputs(layout: str, outputs: TrialOutputs) -> OutputCheck:
 
 
 def _unit_question(what: str, seen: str) -> Question:
-    return Question(f"{what}, but {seen}; this layout does not decode them", "--layout")
+    return Question(f"{what}, but {seen}{NOT_DECODED}", "--layout")
 
 
 def _boxes_of_anchors(boxes: FloatArray, size: tuple[int, int]) -> tuple[Question, ...]:
@@ -125,7 +127,7 @@ def _yolox(outputs: TrialOutputs) -> OutputCheck:
         f"widths reach {widest:.0f} pixels, so boxes are decoded: the layout is yolov5, the preprocessing that of YOLOX"
     )
     card = logits.card if logits is not None else {}
-    return OutputCheck(Correction(why, "yolov5", "yolox", card), (), questions)
+    return OutputCheck(Correction(why, "yolov5", "yolox", card, is_certain=True), (), questions)
 
 
 def _yolov5(outputs: TrialOutputs, *, extra: int = 0) -> OutputCheck:
@@ -333,6 +335,17 @@ def _scores_of(outputs: TrialOutputs, index: int) -> OutputCheck:
     return OutputCheck(Correction(_logits_sentence(scores), card=_LOGITS))
 
 
+def _text_map(outputs: TrialOutputs) -> OutputCheck:
+    """A map of the picture, with about its side ratio or the network's."""
+    for array, source in zip(outputs.arrays[outputs.names[0]], outputs.sources, strict=True):
+        height, width = array.shape[-2:] if array.ndim > 1 else (1, array.size)
+        ratios = [height / max(width, 1) / (side[0] / side[1]) for side in (source, outputs.size)]
+        if not any(1 / _MAX_STRETCH < ratio < _MAX_STRETCH for ratio in ratios):
+            seen = f"output {outputs.names[0]!r} has {height} x {width} values"
+            return OutputCheck(fault=f"{seen}, which is no map of a picture of {source[1]} x {source[0]} pixels")
+    return _scores_of(outputs, 0)
+
+
 def _semantic(outputs: TrialOutputs) -> OutputCheck:
     values = outputs.floats(0)
     if outputs.class_count == 1:
@@ -384,7 +397,7 @@ CHECKS: Mapping[str, Check] = {
     "tf-detection": partial(_named_boxes, is_normalized=True),
     "ultraface": _ultraface,
     "classification": _classification,
-    "db": partial(_scores_of, index=0),
+    "db": _text_map,
     "semantic": _semantic,
     "semantic-multilabel": partial(_scores_of, index=0),
     **dict.fromkeys(("depth", "embedding"), _range),

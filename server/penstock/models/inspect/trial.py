@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ from penstock.models.inspect.alternatives import Comparison, compare
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Recognition, Trial
 from penstock.models.inspect.model_signature import anchor_counts
-from penstock.models.inspect.output_checks import check_outputs
+from penstock.models.inspect.output_checks import NOT_DECODED, check_outputs
 from penstock.models.inspect.picture_views import MOST_PARTS, Picture, Views, part_views, whole_views
 from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
 from penstock.models.inspect.recognition import recognise
@@ -31,11 +31,13 @@ from penstock.vision.results import parse
 
 PACKAGED = (("shipped", "people", "golden.jpg"), ("shipped", "street", "golden.jpg"))
 _MAX_PICTURES = 8
+_MOST_NAMED = 6  # outputs in a sentence
 _MAX_PICTURE_BYTES = 64 << 20
 _MAX_VALUES = 1 << 28  # of an input: 16 pictures of 2400x2400 pixels
 _ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessing is tried
 _KNOWN_PREPROCESSING = ("center-heatmap",)  # Penstock's own network
 _SLOW_S, _TOO_SLOW_S = 1.0, 4.0  # a run from which pictures are not mirrored, and no alternative is tried
+_NEEDED_TO_DECODE = {"--labels", "--parameter", "--input-size"}  # flags without which decoding can fail
 _LOW = 0.05  # threshold of the comparisons
 _PARTS_S, _FEWEST_PARTS = 10.0, 12  # time for parts of pictures in both colour orders, and how many it must allow
 
@@ -167,16 +169,16 @@ class ModelTrial:
         )
         try:
             found = check_outputs(recognition.layout, outputs)
-        except (ValueError, IndexError, KeyError, StopIteration) as error:
-            return OutputCheck(fault=f"its outputs do not fit the layout {recognition.layout} ({type(error).__name__})")
-        if (
-            self._hints.layout
-            and found.correction is not None
-            and found.correction.layout not in ("", self._hints.layout)
-        ):
-            contrary = f"--layout is {self._hints.layout}, but {found.correction.why}"
-            return replace(found, correction=None, warnings=(*found.warnings, contrary))
-        return found
+        except (ValueError, IndexError, KeyError, StopIteration):
+            shapes = ", ".join(f"{name} {list(parts[0].shape)}" for name, parts in [*arrays.items()][:_MOST_NAMED])
+            return OutputCheck(fault=f"its outputs ({shapes}) do not fit the layout {recognition.layout}")
+        given, other = self._hints.layout, found.correction
+        if not given or other is None or other.layout in ("", given):
+            return found
+        if other.is_certain:
+            return OutputCheck(fault=other.why)
+        contrary = f"--layout {given} is used, but the outputs look like {other.layout}: {other.why}"
+        return replace(found, correction=None, warnings=(*found.warnings, contrary))
 
     def _rank(self, name: str) -> int:
         output = self._facts.output(name)
@@ -277,11 +279,44 @@ def try_model(
         pictures = read_pictures(paths)
     except TrialFailed as error:
         return recognise(facts, hints, sidecar), Trial(failure=str(error))
-    return ModelTrial(facts, hints, sidecar).run(pictures)
+    recognition, trial = ModelTrial(facts, hints, sidecar).run(pictures)
+    if not hints.layout or not recognition.layout:
+        return recognition, trial
+    return _without_contradiction(
+        recognition, trial, lambda: ModelTrial(facts, replace(hints, layout=""), sidecar).run(pictures)
+    )
+
+
+def _without_contradiction(
+    recognition: Recognition, trial: Trial, recognised: Callable[[], tuple[Recognition, Trial]]
+) -> tuple[Recognition, Trial]:
+    """A failure in place of questions for the layout, if the trial contradicts the flag: it names a layout that fits.
+
+    recognised: runs the trial without the flag.
+    """
+    layout = recognition.layout
+    open_flags = {question.flag for question in recognition.blocking_questions}
+    asked = [question for question in recognition.blocking_questions if question.flag == "--layout"]
+    if not asked and (not trial.failure or open_flags & _NEEDED_TO_DECODE):
+        return recognition, trial
+    why = trial.failure or asked[0].ambiguous.removesuffix(NOT_DECODED)
+    other, outcome = recognised()
+    if trial.failure and outcome.failure == trial.failure:  # of any layout
+        return recognition, trial
+    is_open = any(question.flag == "--layout" for question in other.blocking_questions)
+    if other.layout and other.layout != layout and not outcome.failure and not is_open:
+        advice = f"without the flag, {other.layout} is recognised, and it decodes them"
+    else:
+        advice = "no other layout is recognised; docs/extend.md shows how to add one"
+    failure = f"--layout {layout} does not decode the outputs of the trial pictures: {why}; {advice}"
+    questions = tuple(question for question in recognition.questions if not question.is_blocking)
+    return replace(recognition, questions=questions), replace(trial, failure=failure)
 
 
 def _sentence(error: Exception) -> str:
-    return error.message.removeprefix("model 'trial': ") if isinstance(error, InferenceError) else str(error)
+    if not isinstance(error, InferenceError):
+        return str(error)
+    return error.message.removeprefix("model 'trial': ").removeprefix("model 'trial' version 1: ")
 
 
 def _of_one(recognition: Recognition, array: Array, rank: int) -> Array:

@@ -12,13 +12,17 @@ from penstock.protocol.inference import Array, FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Layout, family or card parameters that fit the values better than what shapes suggest. why: a sentence."""
+    """Layout, family or card parameters that fit the values better than what shapes suggest. why: a sentence.
+
+    is_certain: the layout that was tried cannot decode such values, whatever a flag says.
+    """
 
     why: str
     layout: str = ""
     family: str = ""
     card: dict[str, str] = field(default_factory=dict)
     class_count: int | None = None
+    is_certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
