@@ -74,20 +74,15 @@ class AddQuery:
 
 def add_query_of(query: bytes) -> AddQuery:
     """Parses the query. Raises InvalidRequest for an unknown or repeated parameter; the command checks the values."""
-    pairs = query_pairs(query, QUERY) if query else []
-    given: dict[str, str] = {}
-    flags = []
-    for name, text in pairs:
+    flags, replace = [], "0"
+    for name, text in query_pairs(query, QUERY, repeatable=_PARAMETER) if query else []:
         if not text or not text.isprintable():
             raise InvalidRequest(f"query parameter {name!r} is {quoted(text)}; give it a value, or leave it out")
-        if name in given and name != _PARAMETER:
-            raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
-        given[name] = text
-        if name == "labels":
-            text = f"{text};"  # without `;` the command would read a file of that name
-        if name != _REPLACE:
-            flags.append((name, text))
-    if (replace := given.get(_REPLACE, "0")) not in ("0", "1"):
+        if name == _REPLACE:
+            replace = text
+        else:  # labels without `;` would be the name of a file for the command
+            flags.append((name, f"{text};" if name == "labels" else text))
+    if replace not in ("0", "1"):
         raise InvalidRequest(f"query parameter {_REPLACE!r} is {quoted(replace)}; it must be 0 or 1")
     return AddQuery(tuple(flags), replace == "1")
 

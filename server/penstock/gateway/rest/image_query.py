@@ -42,11 +42,8 @@ def query_of(query: bytes) -> ImageQuery:
     """Parses the query string. Raises InvalidRequest for an unknown, repeated or malformed parameter."""
     if not query:
         return DEFAULT_QUERY
-    values: dict[str, Any] = {}
-    for name, text in query_pairs(query, QUERY_PARAMETERS):
-        if name in values:
-            raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
-        values[name] = QUERY_PARAMETERS[name].read(name, text)
+    pairs = query_pairs(query, QUERY_PARAMETERS)
+    values: dict[str, Any] = {name: QUERY_PARAMETERS[name].read(name, text) for name, text in pairs}
     masks = values.get("masks")
     options = ResultOptions(
         conf=values.get("conf"),
@@ -58,8 +55,11 @@ def query_of(query: bytes) -> ImageQuery:
     return ImageQuery(options, masks or MaskForm.RLE, is_drawn=values.get("draw", False))
 
 
-def query_pairs(query: bytes, allowed: Collection[str]) -> list[tuple[str, str]]:
-    """(name, text) of each query parameter. Raises InvalidRequest for an unknown one, and for too many."""
+def query_pairs(query: bytes, allowed: Collection[str], repeatable: str = "") -> list[tuple[str, str]]:
+    """(name, text) of each query parameter. Raises InvalidRequest for an unknown or repeated one, and for too many.
+
+    repeatable: the parameter that can be given several times.
+    """
     try:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
     except ValueError:
@@ -68,8 +68,12 @@ def query_pairs(query: bytes, allowed: Collection[str]) -> list[tuple[str, str]]
     if unknown:
         near = difflib.get_close_matches(unknown[0][:80].lower(), allowed, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        names = ", ".join(map(quoted, unknown[:8]))
-        raise InvalidRequest(f"unknown query parameter {names}; {hint}allowed: {', '.join(allowed)}")
+        shown = ", ".join(map(quoted, unknown[:8]))
+        raise InvalidRequest(f"unknown query parameter {shown}; {hint}allowed: {', '.join(allowed)}")
+    names = [name for name, _ in pairs if name != repeatable]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"query parameter {name!r} is given twice; send it once")
     return pairs
 
 

@@ -25,9 +25,7 @@ from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, H
 from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED, BodyBuffer, inflate
 
-BODY_IS_STORED = (
-    "penstock.body_is_stored"  # key in a scope: received data is written to disk and does not count as memory
-)
+BODY_IS_STORED = "penstock.body_is_stored"  # in a scope: the body is written to disk, and does not count as memory
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 _INFLATE_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
