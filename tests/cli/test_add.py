@@ -77,6 +77,7 @@ def test_gateway_that_does_not_load_it_is_a_failure_with_the_reason(
         (("{file}", "--layout", "yolo99"), "--layout 'yolo99' is not one of"),
         (("{file}", "--input-size", "big"), "should be a width"),
         (("{file}", "--mean", "1,2"), "one number per channel"),
+        (("{file}", "--std", "0.2,0,0.2"), "--std '0.2,0,0.2' has a 0"),
         (("{file}", "--labels", "nosuch.txt"), "there is no file nosuch.txt"),
         (("{file}", "--parameter", "nms-iou-treshold=0.3"), "did you mean 'nms-iou-threshold'?"),
         (("{file}", "--skeleton", "a-b"), "pairs of keypoint numbers"),

@@ -63,7 +63,7 @@ class ModelFlags:
             labels_origin=origin,
             color=_one_of("--color", self.color.lower(), _COLORS),
             mean=_numbers("--mean", self.mean),
-            std=_numbers("--std", self.std),
+            std=_divisors("--std", self.std),
             scale=self.scale,
             resize=_one_of("--resize", self.resize.lower(), _RESIZES),
             padding=self.padding,
@@ -185,6 +185,13 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
         numbers = ()
     if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
         fail(f"{flag} {text!r} should be one number per channel, such as 0.485,0.456,0.406")
+    return numbers
+
+
+def _divisors(flag: str, text: str) -> tuple[float, ...]:
+    numbers = _numbers(flag, text)
+    if 0.0 in numbers:
+        fail(f"{flag} {text!r} has a 0, and pixels are divided by it: give numbers over 0, such as 0.229,0.224,0.225")
     return numbers
 
 

@@ -83,3 +83,9 @@ def test_class_names_and_standardization_are_read(tmp_path: Path) -> None:
     assert (found.verdict, found.recognition.layout) == (Verdict.SERVABLE, "semantic"), found.reason
     assert found.recognition.labels == ("background", "field")
     assert found.recognition.parameters["offsets"] == "123.675;116.28;103.53"
+
+
+def test_standard_deviation_of_0_in_the_metadata_is_ignored() -> None:
+    """Pixels cannot be divided by it."""
+    metadata = {"class_names": '{"0": "a", "1": "b"}', "standardization_std": "[0.229, 0, 0.225]"}
+    assert metadata_of(metadata).hints.std == ()

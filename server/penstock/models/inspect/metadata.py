@@ -53,10 +53,8 @@ def metadata_of(metadata: Mapping[str, str]) -> FileMetadata:
         return FileMetadata(exporter="PaddlePaddle", characters=tuple(lines))
     names = labels_of(literal(metadata.get("class_names", "")))
     if names:
-        hints = Hints(
-            mean=_three(literal(metadata.get("standardization_mean", ""))),
-            std=_three(literal(metadata.get("standardization_std", ""))),
-        )
+        mean, std = (_three(literal(metadata.get(f"standardization_{name}", ""))) for name in ("mean", "std"))
+        hints = Hints(mean=mean, std=() if 0.0 in std else std)
         return FileMetadata("class_names", names, hints=hints, hints_origin="the metadata" if hints != Hints() else "")
     return FileMetadata()
 
