@@ -138,7 +138,7 @@ def sequential_timings(timings: Sequence[Timings]) -> Timings:
 def parse(card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry) -> VisionResult:
     """The result of one image. row: its index in the batch; None without a batch dimension.
 
-    Raises EngineFailed, and Overloaded if there is too little memory for the result.
+    Raises EngineFailed, TooLarge, and Overloaded if there is too little memory for the result.
     """
     try:
         result = card.layout.decode(Outputs(response, row), card.layout_options, geometry)

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.protocol.errors import EngineFailed
+from penstock.protocol.errors import EngineFailed, TooLarge
 from penstock.protocol.vision_results import Detections
 from penstock.vision.layouts.instance_masks import _MAX_MASK_PIXELS
 from penstock.vision.preprocess import Geometry
@@ -275,7 +275,7 @@ def test_boxes_whose_masks_would_need_too_much_memory_are_refused() -> None:
     rows[:, :6] = 0, 140, 640, 500, 0.9, 0
     arrays = (rows, np.ones((4, 160, 160), np.float32))
     geometry = fitted((3840, 2160), (640, 640))
-    with pytest.raises(EngineFailed) as failed:
+    with pytest.raises(TooLarge) as failed:
         decoded(Detections, "yolo-end2end-seg", arrays, geometry)
     assert f"at most {_MAX_MASK_PIXELS}" in str(failed.value)
     assert "max-detections" in str(failed.value)

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.protocol.errors import EngineFailed
+from penstock.protocol.errors import EngineFailed, TooLarge
 from penstock.protocol.vision_results import DepthMap, SegmentationMap
 from penstock.vision.layouts.maps import _contenders
 from penstock.vision.preprocess import Geometry
@@ -310,7 +310,7 @@ def test_many_independent_classes_of_a_large_picture_are_refused_at_once() -> No
     """A thousand maps of 40 million pixels would take a minute."""
     geometry = fitted((8000, 5000), (64, 64), FITS[0])
     started = time.monotonic()
-    with pytest.raises(EngineFailed, match="1000 classes over the threshold, each for 8000x5000 pixels"):
+    with pytest.raises(TooLarge, match="1000 classes over the threshold, each for 8000x5000 pixels"):
         decoded(SegmentationMap, "semantic", (np.ones((1000, 8, 8), np.float32),), geometry, has_sigmoid=True)
     assert time.monotonic() - started < 5
 

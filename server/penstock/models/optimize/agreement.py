@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from penstock.models.optimize.source import OptimizeError, Sample, SourceModel
-from penstock.protocol.errors import EngineFailed
+from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, FloatArray, InferResponse, tensor_from_numpy
 from penstock.protocol.vision_results import (
     BoolArray,
@@ -172,7 +172,7 @@ def run_samples(session: Session, source: SourceModel, samples: Iterable[Sample]
         response = InferResponse(source.name, "", tensors)
         try:
             results.append(parse(source.card, response, 0 if sample.has_batch_axis else None, sample.geometry))
-        except EngineFailed as error:
+        except InferenceError as error:
             raise OptimizeError(f"{sample.path.name}: {error.message}") from error
     return results
 

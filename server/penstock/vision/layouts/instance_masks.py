@@ -209,10 +209,10 @@ def _with_masks(
     corners = np.ceil(boxes.xyxy).astype(np.int64)
     pixels = int((corners[:, 2:] - corners[:, :2]).prod(axis=1).sum())
     if pixels > max(_MAX_MASK_PIXELS, 4 * geometry.source_width * geometry.source_height):
-        raise outputs.broken(
+        raise outputs.too_large(
             options.output_names[0],
             f"gives {len(corners)} boxes of {pixels} pixels; at most {_MAX_MASK_PIXELS} are computed as masks. Lower "
-            "max-detections, raise pre-cluster-threshold, or request masks=none",
+            "max-detections, raise pre-cluster-threshold, send a smaller picture, or request masks=none",
         )
     level = logit(options.segmentation_threshold)
     masks = []

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.errors import EngineFailed
+from penstock.protocol.errors import EngineFailed, TooLarge
 from penstock.protocol.inference import Array, Datatype, FloatArray, InferResponse, IntArray, Tensor
 from penstock.protocol.vision_results import Detections, VisionResult
 from penstock.vision.preprocess import Geometry
@@ -168,8 +168,15 @@ class Outputs:
 
     def broken(self, name: str, what: str) -> EngineFailed:
         """The error for an unexpected output. what: the end of the sentence."""
+        return EngineFailed(self._sentence(name, what))
+
+    def too_large(self, name: str, what: str) -> TooLarge:
+        """The error for results of a picture that need too much memory: the model has not failed."""
+        return TooLarge(self._sentence(name, what))
+
+    def _sentence(self, name: str, what: str) -> str:
         version = self.response.model_version or "?"
-        return EngineFailed(f"model {self.response.model_name!r} version {version}: output {name!r} {what}")
+        return f"model {self.response.model_name!r} version {version}: output {name!r} {what}"
 
     def pick(self, options: LayoutOptions, *roles: tuple[str, ...]) -> tuple[str, ...]:
         """The output name of each role: by the roles' usual names, else by the order of output_names."""

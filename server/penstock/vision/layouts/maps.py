@@ -223,7 +223,7 @@ def _map_of_labels(labels: Array, options: LayoutOptions) -> SegmentationMap:
 
 
 def _map_of_levels(outputs: Outputs, planes: FloatArray, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
-    """Each class has the pixels over segmentation-threshold. planes: (classes, h, w). Raises EngineFailed."""
+    """Each class has the pixels over segmentation-threshold. planes: (classes, h, w). Raises TooLarge."""
     level = logit(options.segmentation_threshold) if options.has_sigmoid else options.segmentation_threshold
     size = (geometry.source_height, geometry.source_width)
 
@@ -235,7 +235,7 @@ def _map_of_levels(outputs: Outputs, planes: FloatArray, options: LayoutOptions,
 
     likely = np.flatnonzero(planes.max(axis=(1, 2)) > level).tolist()
     if len(likely) > 1 and len(likely) * size[0] * size[1] > _MAX_RESAMPLED_PIXELS:
-        raise outputs.broken(
+        raise outputs.too_large(
             options.output_names[0],
             f"has {len(likely)} classes over the threshold, each for {size[1]}x{size[0]} pixels; at most "
             f"{_MAX_RESAMPLED_PIXELS} pixels of all classes are computed. Send a smaller picture",
