@@ -296,7 +296,7 @@ def _without_contradiction(
     """
     layout = recognition.layout
     open_flags = {question.flag for question in recognition.blocking_questions}
-    asked = [question for question in recognition.blocking_questions if question.flag == "--layout"]
+    asked = [one for one in recognition.blocking_questions if one.flag == "--layout" and not one.choices]
     if not asked and (not trial.failure or open_flags & _NEEDED_TO_DECODE):
         return recognition, trial
     why = trial.failure or asked[0].ambiguous.removesuffix(NOT_DECODED)
