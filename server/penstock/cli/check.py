@@ -88,7 +88,7 @@ def _shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _check_targets(names: list[str], settings: Settings) -> "list[CheckTarget]":
-    """The named models, or all; only what stands in home's repository is the catalogue's."""
+    """The named models, or all. Only models in home's repository are the catalogue's."""
     from penstock.cli.check_result import CheckTarget
 
     here = installed_models(settings)
@@ -110,7 +110,7 @@ def _check_targets(names: list[str], settings: Settings) -> "list[CheckTarget]":
 
 
 def _check_context(gateway: GatewayClient, shapes: dict[str, tuple[int, ...]], *, is_chosen: bool) -> "CheckContext":
-    """What a person named must answer: a check of something else would pass for a check of that."""
+    """The gateway and its models. Without an answer, ends the command if the user named the gateway (is_chosen)."""
     from penstock.cli.check_request import CheckContext
 
     try:
@@ -176,7 +176,7 @@ def _table(rows: "list[CheckRow]") -> Table:
 
 
 def _share(outputs: "list[OutputRow]") -> str:
-    """Of what the worst number of all outputs may differ, how much it does."""
+    """The largest difference of an output, as a share of the allowed one."""
     shares = [row.share for row in outputs if row.difference is not None]
     if not shares:
         return "-"

@@ -62,13 +62,13 @@ class GatewayCheckEngine:
         return await _in_thread(lambda: self._gateway.infer(request, CHECK_TIMEOUT_S))
 
     async def see(self, model_name: str, picture: bytes) -> tuple[SeenClass, ...]:
-        """What the model sees in an encoded picture, strongest first."""
+        """The classes that the model finds in an encoded picture, by descending score."""
         answer = await _in_thread(lambda: self._gateway.infer_image(model_name, picture, "image/jpeg"))
         return _classes_of_result(answer.results[0])
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """In a thread that the program's end does not wait for: Ctrl-C ends a check at once."""
+    """Runs in a daemon thread, so that Ctrl-C ends a check at once."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -83,7 +83,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
 
 
 class EmbeddedCheckEngine:
-    """The embedded engine, and decoding, preparing and parsing as the gateway does them."""
+    """The embedded engine, with the gateway's decoding, preprocessing and parsing."""
 
     name = "in-process"
 
@@ -101,7 +101,7 @@ class EmbeddedCheckEngine:
         return (await self._engine.infer(request)).outputs
 
     async def see(self, model_name: str, picture: bytes) -> tuple[SeenClass, ...]:
-        """What the model sees in an encoded picture, strongest first."""
+        """The classes that the model finds in an encoded picture, by descending score."""
         config = await self._engine.model_config(model_name)
         card = card_from_config(config)
         if card is None:
@@ -130,11 +130,11 @@ _UNLOADED = "unloaded"  # Triton's reason for a model that was unloaded by reque
 
 
 class NotCheckable(Exception):
-    """The check ends without a judgement, for this reason."""
+    """The check has no verdict. str() is the reason."""
 
 
 class ModelCannotRun(Exception):
-    """The model does not answer where it should, for this reason."""
+    """The model should answer and does not. str() is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class CheckTarget:
 
 
 async def check_model(subject: CheckTarget, context: CheckContext) -> CheckRow:
-    """The row of one model; whatever is wrong with it stands in the row."""
+    """The row of one model, with its faults."""
     started = time.monotonic()
     row = CheckRow(subject.model.name, str(subject.model.repository))
     row.verdict = await _verdict(subject, context, row)
@@ -116,7 +116,7 @@ async def check_model(subject: CheckTarget, context: CheckContext) -> CheckRow:
 
 
 async def _verdict(subject: CheckTarget, context: CheckContext, row: CheckRow) -> CheckVerdict:
-    """Who asks for a model by name and gets no answer has failed; who asks for all has not."""
+    """A model that was named and does not answer is a failure; of all models, it is not."""
     try:
         await _check(subject, context, row)
     except (ModelCannotRun, GoldenError, GatewayError, InferenceError) as error:
@@ -175,7 +175,7 @@ def _compare_with_record(record: TensorRecord, response: CheckResponse, row: Che
 
 
 def _compare_with_reference(response: CheckResponse, files: ModelFiles, row: CheckRow) -> None:
-    """Against the file itself. What only the engine can feed to the graph is noted, not held against the model."""
+    """Compares with ONNX Runtime on the file. A graph that only the engine can run is noted and is no fault."""
     try:
         reference = run_reference(files.file, files.config_json, response.inputs)
     except ModelNotReady as error:
@@ -201,7 +201,7 @@ def _compare_with_reference(response: CheckResponse, files: ModelFiles, row: Che
 
 
 def _compare_outputs(outputs: Sequence[Tensor], reference: Reference, response: CheckResponse) -> list[OutputRow]:
-    """The answer against one of the reference's two, by what the two may differ."""
+    """Compares the answer with one of the two reference answers, within the allowed difference."""
     tolerances = map(tolerance_for, reference.plain, reference.optimised)
     expected = [
         expected_of_tensor(response.shaped(output), tolerance)
@@ -216,7 +216,7 @@ def _advice(files: ModelFiles) -> str:
 
 
 class NondeterministicOutput(GoldenError):
-    """A model answers the same question in ways that differ, as 8-bit networks do."""
+    """The model's answers to the same inputs differ, as those of 8-bit networks can."""
 
 
 async def record_golden(model: InstalledModel, context: CheckContext) -> Path:

@@ -50,7 +50,7 @@ def doctor(
 
 
 def _settings(config: Path | None) -> tuple[Settings, str]:
-    """Those that `penstock up` would start with; the defaults and the reader's sentence where they are wrong."""
+    """Settings of `penstock up`; if they are invalid, the defaults and the error."""
     try:
         return read_settings({}, file=config), ""
     except SettingsError as error:
@@ -64,7 +64,7 @@ def _given(config: Path | None) -> list[str]:
 
 
 def plan_of(settings: Settings) -> StackPlan:
-    """What the probes need of the settings."""
+    """The settings that the probes need."""
     ports = {
         name.replace("_", "-"): port
         for name in Settings.model_fields
@@ -115,7 +115,7 @@ def as_object(findings: Sequence[Finding]) -> str:
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """A table for a person: subject, status, what was found, and below it what to do; then one line in sum."""
+    """Prints a table of subject, status, finding and advice, then a summary."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -134,7 +134,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
 
 
 def summary_line(findings: Sequence[Finding]) -> str:
-    """Whether `penstock up` can serve, and how many of each there are."""
+    """Whether `penstock up` can serve, and the number of findings by status."""
     counts = Counter(one.status for one in findings)
     parts = [f"{counts[status]} {status.value}" for status in Severity if counts[status]]
     verdict = "penstock up can serve here" if can_serve(findings) else "penstock up cannot serve here"

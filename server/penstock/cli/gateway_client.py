@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class GatewayError(Exception):
-    """The gateway refused, or what answers is none. The text is for a person."""
+    """The gateway rejected the request, or the server is not a gateway. str() is a sentence for the user."""
 
 
 class GatewayUnreachable(GatewayError):
@@ -47,11 +47,11 @@ class GatewayUnreachable(GatewayError):
 
 
 class GatewayAccessDenied(GatewayError):
-    """The gateway does not know who asks, or they have not the role for it."""
+    """The API key is missing or unknown, or its roles do not allow the request."""
 
 
 class GatewayModelNotFound(GatewayError):
-    """The engine has no version of the model to ask. refusal: the engine's own words."""
+    """The engine has no version of the model. refusal: the engine's message."""
 
     def __init__(self, refusal: str) -> None:
         super().__init__(f"{refusal}; `penstock models list` shows what there is")
@@ -176,7 +176,7 @@ class GatewayClient:
         return {key: value.string_value for key, value in config.parameters.items()}
 
     def explain_model(self, model_name: str) -> ModelBatchReport:
-        """How the model's batches are formed, and how that went."""
+        """How the model's batches are formed, with statistics."""
         return self._ask("GET", _model(model_name, "explain"), _MODEL_EXPLAINED)
 
     def engine(self) -> EngineVersion:
@@ -213,7 +213,7 @@ class GatewayClient:
     def _exchange(
         self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[bytes, http.client.HTTPMessage]:
-        """Body and headers of an answer 200."""
+        """Body and headers of a response with status 200."""
         connection, prefix = _connection(self.url, timeout_s)
         identity = {API_KEY_HEADER: self.api_key} if self.api_key else {}
         try:
@@ -308,7 +308,7 @@ def _advice(url: str) -> str:
 def _error_of(
     url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool, has_key: bool
 ) -> GatewayError:
-    """The gateway's own words, and when to come back where it says so."""
+    """The gateway's message, with its Retry-After."""
     try:
         text = _ERROR_BODY.decode(answer).error
     except msgspec.DecodeError:

@@ -90,7 +90,7 @@ def model_rows(
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
-    """The rows for a person, without the reasons, which are too long for a column. A name is never folded."""
+    """The table, without the reasons, which are too long for a column. Names do not wrap."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("model", no_wrap=True, min_width=max((len(row.name) for row in rows), default=0))
     for name in ("where", "version", "state", "owner"):
@@ -146,7 +146,7 @@ class _ModelStates:
         return tuple(row.version for row in self._rows.get(name, ()) if row.state == "READY")
 
     def reason(self, name: str) -> str:
-        """What the gateway says of the versions that are not served."""
+        """The gateway's reasons for the versions that are not served."""
         return "; ".join(dict.fromkeys(row.reason for row in self._rows.get(name, ()) if row.reason))
 
 
@@ -212,7 +212,7 @@ NOT_FOUND = ("failed to poll from model repository", "it is not in the engine's 
 
 
 def installed_models(settings: Settings) -> list[InstalledModel]:
-    """By repository and name; ends the command where a repository cannot be read."""
+    """By repository and name. Ends the command if a repository cannot be read."""
     try:
         return scan(settings.repositories, DeclaredOptions(settings.batching))
     except CatalogueError as error:

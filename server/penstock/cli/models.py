@@ -75,7 +75,7 @@ def explain(
 
 
 def print_page(page: ModelBatchReport, console: Console) -> None:
-    """The page for a person: on a terminal its sentences are broken at words, elsewhere each is one line."""
+    """Prints the page. On a terminal, sentences wrap at words; elsewhere, each is one line."""
     _print_lines(console, f"{page.model}: {_OWNERS[page.owner]}", is_whole=not console.is_terminal)
     if console.is_terminal:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -282,7 +282,7 @@ def _known_models(gateway: GatewayClient) -> set[str] | None:
 
 
 def _index(gateway: GatewayClient) -> tuple[IndexRow, ...] | None:
-    """What the gateway knows; None, with a word on standard error, where none answers."""
+    """The gateway's index; None, with a message on standard error, if no gateway answers."""
     try:
         return gateway.repository_index()
     except GatewayError as error:
@@ -300,7 +300,7 @@ def _explained(gateway: GatewayClient, index: Sequence[IndexRow]) -> dict[str, M
 
 
 def _is_batching(gateway: GatewayClient) -> bool:
-    """Whether the engine that runs forms batches where a model asks for that: the embedded one does not."""
+    """Whether the engine forms batches for models with dynamic batching; the embedded one does not."""
     try:
         return gateway.engine().name != EMBEDDED_ENGINE
     except GatewayError as error:

@@ -29,7 +29,7 @@ _MOST_ROWS = 16
 
 
 def print_report(report: "OptimizationReport", folder: Path) -> None:
-    """Fusions, accuracy, speed, and at the end what to be warned of."""
+    """Fusions, accuracy, speed, then warnings."""
     console = Console(highlight=False)
     smaller = f"{_kilobytes(report.source_bytes)} → {_kilobytes(report.int8_bytes)}"
     console.print(f"{report.name} is in {escape(str(folder))} ({smaller})", soft_wrap=True)
@@ -214,7 +214,7 @@ def _errors_as_messages(home: Path) -> Iterator[None]:
 
 
 def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "tuple[str, Fill]":
-    """The twin's name, and what fills its folder. The heavy imports are paid here."""
+    """The INT8 model's name, and the function that fills its folder. Imports heavy modules."""
     import onnxruntime as ort
 
     from penstock.engines.ort_serving.session import SEVERITY_FATAL
@@ -239,7 +239,7 @@ def _make_model_folder(result_name: str, fill: "Fill", home: Path) -> "Optimizat
 
 
 def _progress_on(bar: Bar, kind: "type[Progress]") -> "Progress":
-    """One task at a time; a step of nothing to count shows no end."""
+    """One task at a time; a step without a count has no total."""
     current = bar.add_task("", total=None)
 
     def step(what: str, count: int) -> None:
@@ -249,7 +249,7 @@ def _progress_on(bar: Bar, kind: "type[Progress]") -> "Progress":
 
 
 def _load(name: str, gateway: GatewayClient, settings: Settings) -> tuple[str, bool]:
-    """What became of it in the running gateway, as a sentence; whether that is a failure."""
+    """(a sentence on its state in the running gateway, whether that is a failure)."""
     try:
         return load_where_one_runs(name, gateway, settings), False
     except GatewayError as error:

@@ -55,7 +55,7 @@ class FilePart:
 
 
 def parse_files(body: bytes, content_type: str, max_parts: int) -> list[FilePart]:
-    """The files in order, one at least. Raises InvalidRequest for anything else."""
+    """The files in their order, at least one. Raises InvalidRequest for a malformed body."""
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise InvalidRequest("multipart/form-data without a boundary in its content-type")
@@ -91,7 +91,7 @@ class _PartBuffer:
 
 
 class _PartCollector:
-    """What the parser calls back."""
+    """The parser's callbacks."""
 
     def __init__(self, max_parts: int) -> None:
         self.parts: list[_PartBuffer] = []
@@ -198,7 +198,7 @@ def explain_images(plane: DataPlane, request: Request, response: ImageResponse) 
 
 
 def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes, ...]:
-    """The encoded images of a body, one at least. Raises InvalidRequest and UnsupportedMedia."""
+    """The encoded images of a body, at least one. Raises InvalidRequest and UnsupportedMedia."""
     if _media_type(content_type) != _MULTIPART:
         _refuse_other_media(content_type, "the content-type")
         if not body:
@@ -248,7 +248,7 @@ _FORM = {
 
 
 def image_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
-    """Its routes, for the application's own router."""
+    """The endpoint's routes."""
     router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
     media: dict[str, openapi.Json] = {each: {} for each in ("image/jpeg", "image/png", "image/webp", openapi.BINARY)}
     answer = {"content": {openapi.JSON: {"schema": openapi.reference(ImageAnswer)}, "image/jpeg": {}}}

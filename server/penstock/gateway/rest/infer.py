@@ -85,7 +85,7 @@ def encoded_call(
     top = decode_json(_OBJECT, plain[:length], "")
     entries = decode_json(_OBJECTS, top["inputs"], "inputs")
     if len(entries) != 1:
-        return None  # the engine has words for inputs that the model has not
+        return None  # the engine rejects inputs that the model does not have
     images = _images(entries[0], place.name, memoryview(plain)[length:])
     return EncodedCall(head, images, lambda tensors: _with_tensors(call, top, entries[0], tensors), place.row_bytes)
 
@@ -164,7 +164,7 @@ SMALL_BYTES = 1 << 20  # decompressed; takes 4 ms at most
 
 
 class InferEndpoint:
-    """Tensors go through untouched; what is malformed, or would kill the engine, does not."""
+    """Relays tensors unchanged. Rejects requests that are malformed or would crash the engine."""
 
     def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
         self._plane = plane
@@ -212,7 +212,7 @@ class InferEndpoint:
             self._inflating.leave(1)
 
     async def _scanned(self, request: Request, body: bytes, plain: bytes) -> Coroutine[Any, Any, HttpAnswer]:
-        """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
+        """The call to the data plane: unchanged, or with its encoded images."""
         length = header_length_of(header_if_given(request, HEADER_LENGTH))
         size_bytes, depth = len(plain) if length is None else length, self._limits.max_json_depth
         head = await run_scan(size_bytes, read_head, plain, length, model_of(request), depth)
@@ -225,7 +225,7 @@ class InferEndpoint:
 
 
 def infer_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
-    """Its routes, for the application's own router."""
+    """The endpoint's routes."""
     router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
     length = {"description": "Bytes of JSON before the tensors.", "schema": {"type": "integer", "minimum": 0}}
     openapi.operation(

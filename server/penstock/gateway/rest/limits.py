@@ -44,7 +44,7 @@ LINGER_S = 1.0
 
 
 class ConnectionPhase(Enum):
-    """idle: no request has begun. head: one is on its way. busy: one runs. refused: the last answer is given."""
+    """idle: no request has begun. head: one is arriving. busy: a request runs. refused: the last response is sent."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -53,7 +53,7 @@ class ConnectionPhase(Enum):
 
 
 class TimeoutAction(Enum):
-    """What shall become of the connection."""
+    """The action for a connection."""
 
     KEEP = "keep"
     CLOSE = "close"
@@ -69,7 +69,7 @@ _ACTION_AT_TIMEOUT = {
 
 
 class ConnectionTimeouts:
-    """One connection's. Times are monotonic seconds."""
+    """Timeouts of one connection. Times are monotonic seconds."""
 
     __slots__ = ("_acknowledged_bytes", "_limits", "_phase", "_since", "_turn", "_unread_since")
 

@@ -119,7 +119,7 @@ _STRUCTS = (  # what the gateway itself encodes
     ImageAnswer,
 )
 _ENGINE_TIMEOUT_S = 2.0
-_EXTENSION = "x-triton-extension"  # of an operation: what the engine must have for it
+_EXTENSION = "x-triton-extension"  # of an operation: the engine extension that it needs
 
 
 def reference(model: type) -> Json:

@@ -110,14 +110,14 @@ def _write(file: FileIO, content: bytes) -> None:
 
 
 async def decompressed(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body by its content-encoding, in a thread where it is long. Raises what `inflate` does."""
+    """The decompressed body, in a thread if it is long. Raises as `inflate`."""
     if encoding in NOT_ENCODED or len(body) < _INFLATE_THREAD_FROM_BYTES:
         return inflate(body, encoding, limit_bytes)
     return await asyncio.to_thread(inflate, body, encoding, limit_bytes)
 
 
 def single_header(request: Request, name: str) -> str:
-    """The header's value, empty where it is absent. See header_if_given."""
+    """The header's value, empty if it is absent. See header_if_given."""
     return header_if_given(request, name) or ""
 
 
@@ -131,7 +131,7 @@ def header_if_given(request: Request, name: str) -> str | None:
 
 
 def first_header(scope: Scope, name: bytes) -> bytes:
-    """The header's value, the first where it stands twice, empty where it is absent. name: in lower case."""
+    """The header's value: the first if it is repeated, empty if it is absent. name: in lower case."""
     for known, value in scope["headers"]:
         if known == name:
             return bytes(value)
@@ -233,7 +233,7 @@ _SCAN_THREAD_FROM_BYTES = 1 << 20
 
 
 async def run_scan(size_bytes: int, scan: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """scan(…), in a thread where the text is long enough to hold up the event loop."""
+    """scan(…), in a thread for texts long enough to block the event loop."""
     if size_bytes < _SCAN_THREAD_FROM_BYTES:
         return scan(*args, **kwargs)
     return await asyncio.to_thread(scan, *args, **kwargs)
@@ -253,7 +253,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class RelayedResponse(Response):
-    """An engine's answer as it came."""
+    """The engine's response, unchanged."""
 
     def __init__(self, answer: HttpAnswer) -> None:
         self.status_code = answer.status
@@ -290,7 +290,7 @@ def with_client_errors(answer: HttpAnswer) -> HttpAnswer:
 
 
 def call_of(request: Request, body: bytes) -> HttpCall:
-    """The request as it stood on the wire, but for what belongs to the connection."""
+    """The request as received, without hop-by-hop headers."""
     scope = request.scope
     query: bytes = scope["query_string"]
     target: bytes = scope["raw_path"] + (b"?" + query if query else b"")

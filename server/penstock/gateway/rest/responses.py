@@ -20,7 +20,7 @@ class ClientDisconnected(ClientLeft):
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """content: what msgspec can encode."""
+    """content: any type that msgspec can encode."""
     return Response(msgspec.json.encode(content), status, headers, _JSON)
 
 
@@ -30,7 +30,7 @@ def error_response(text: str, status: int, headers: Mapping[str, str] | None = N
 
 
 def response_of(error: InferenceError) -> Response:
-    """The error as the table says; 503 and 429 say when to come back, in whole seconds; 401 how to say who one is."""
+    """The error with its status. 503 and 429 have Retry-After in whole seconds; 401 has WWW-Authenticate."""
     status, seconds = codes_of(error).http, http_retry_after(error)
     headers = None if seconds is None else {"Retry-After": str(seconds)}
     if status == 401:
@@ -61,7 +61,7 @@ class ClosingResponse:
 
 
 def malformed(text: str) -> ClosingResponse:
-    """400 for what is not HTTP/1.1."""
+    """400 for a request that is not HTTP/1.1."""
     return ClosingResponse(HTTPStatus.BAD_REQUEST, "malformed_http", text)
 
 

@@ -105,7 +105,7 @@ Open = Callable[[], AbstractAsyncContextManager[HttpStream]]
 
 
 class _StreamedResponse(Response):
-    """An answer that is sent piece by piece, each before the next is taken. A client that leaves ends the work."""
+    """A response that is sent piece by piece, each before the next is read. A disconnect cancels the work."""
 
     def __init__(self, record: Metrics, open_stream: Open, *, has_events: bool) -> None:
         """has_events: the answer is a model's; once it has begun, an error is one more event, in Triton's form.
@@ -161,7 +161,7 @@ def _is_plain_error(stream: HttpStream) -> bool:
 
 
 async def _send_piece(send: Send, piece: bytes) -> None:
-    """Returns when the client's side has room for more."""
+    """Returns when the connection can send more."""
     await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
@@ -185,7 +185,7 @@ class CoreRoute:
 
 
 class HttpForwarder:
-    """The endpoint of what a worker does not serve itself. A GET's body is left unread, as the core would leave it."""
+    """The endpoint for requests that a worker does not serve itself. The body of a GET is not read, as in the core."""
 
     def __init__(self, core: CoreRelay, limits: RestLimits, record: Metrics) -> None:
         self._core = core
