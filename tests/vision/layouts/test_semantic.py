@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.errors import EngineFailed, TooLarge
 from penstock.protocol.vision_results import DepthMap, SegmentationMap
-from penstock.vision.layouts.maps import _contenders
+from penstock.vision.layouts.class_map import _contenders
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import ResizeMode
 from tests.vision.layouts.decoding import FITS, Array, decoded, fitted, mask_iou, whole
@@ -70,6 +70,54 @@ def test_each_pixel_has_the_class_of_the_highest_resampled_logit(
     found = np.take_along_axis(plain, labels[np.newaxis], axis=0)[0]
     assert labels.min() >= 0
     assert (found >= plain.max(axis=0) - 1e-3).all()
+
+
+@pytest.mark.parametrize("classes", [5, 300])
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("source", [(640, 480), (90, 60), (1200, 1000), (3, 400)])
+def test_pixels_of_large_regions_have_the_class_of_the_highest_resampled_logit(
+    source: tuple[int, int], fit: ResizeMode, classes: int
+) -> None:
+    """Also where only the pixels at the regions' edges are compared, in pictures of any size, with ids over 255."""
+    geometry = fitted(source, (96, 96), fit)
+    logits = np.full((classes, 48, 48), -60, np.float32)
+    shown = [0, 1, classes // 2, classes - 2, classes - 1]
+    noise = np.random.default_rng(1).normal(size=(5, 48, 48)).astype(np.float32)
+    logits[shown] = [cv2.GaussianBlur(plane, (0, 0), 7) * 20 for plane in noise]
+    best = logits.argmax(axis=0)
+    assert (best[1:, 1:] != best[:-1, :-1]).mean() < 0.2
+    result = decoded(SegmentationMap, "semantic", (logits,), geometry)
+    labels = labels_of(result)
+    plain = {class_id: plainly_enlarged(logits[class_id], geometry) for class_id in shown}
+    highest = np.maximum.reduce(list(plain.values()))
+    assert len(result.class_id) == len(np.unique(labels))
+    for class_id in np.unique(labels).tolist():
+        is_own = labels == class_id
+        assert (plain[class_id][is_own] >= highest[is_own] - 1e-3).all()
+
+
+def test_class_that_is_the_best_only_between_the_maps_values_has_its_pixels() -> None:
+    """Of four neighbours each has another best class; the second best of all is the best in their middle."""
+    logits = np.zeros((6, 24, 24), np.float32)
+    logits[0] = 1.0
+    for class_id, (row, column) in enumerate([(11, 11), (11, 12), (12, 11), (12, 12)], 1):
+        logits[class_id, row, column] = 3.0
+    logits[5, 11:13, 11:13] = 2.0
+    geometry = fitted((960, 960), (24, 24))
+    labels = labels_of(decoded(SegmentationMap, "semantic", (logits,), geometry))
+    plain = np.stack([plainly_enlarged(plane, geometry) for plane in logits])
+    assert (plain.max(axis=0) - np.take_along_axis(plain, labels[np.newaxis], axis=0)[0] < 1e-4).all()
+    assert labels[480, 480] == 5
+
+
+def test_equal_logits_have_the_lowest_class() -> None:
+    """In a region, and in a cell at its edge."""
+    logits = np.zeros((6, 32, 32), np.float32)
+    logits[[2, 4], :, :16], logits[[1, 3], :, 16:] = 1.0, 1.0
+    labels = labels_of(decoded(SegmentationMap, "semantic", (logits,), fitted((320, 320), (32, 32))))
+    assert np.unique(labels[:, :150]).tolist() == [2]
+    assert np.unique(labels[:, 170:]).tolist() == [1]
+    assert set(np.unique(labels).tolist()) == {1, 2}
 
 
 @pytest.mark.parametrize("fit", FITS)

@@ -1,39 +1,47 @@
 """Networks that output a map of the picture: semantic segmentation and depth."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 
 from penstock.protocol.inference import Array, FloatArray, IntArray
 from penstock.protocol.vision_results import BoolArray, DepthMap, Mask, SegmentationMap
+from penstock.vision.layouts.class_map import (
+    Regions,
+    best_class,
+    enlarged,
+    label_type,
+    resample,
+    stripes,
+    whole_picture,
+)
 from penstock.vision.layouts.layout import Layout, LayoutOptions, Outputs, logit
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
-_STRIPE_PIXELS = 1 << 18  # pixels of the picture that are resampled at a time: few enough for the CPU's cache
-_WHOLE_PIXELS = 1 << 22  # of pictures that a faster function resizes as a whole
 _MAX_CLASSES = 1 << 16
-_MAX_COMPARED_PIXELS = 1 << 32  # of all classes: about ten seconds
 _MAX_RESAMPLED_PIXELS = 1 << 30  # of all classes of a picture: about two seconds
 _MAX_SKEW = math.log(2.0)  # how much a map's width : height may differ from the network's
 _MAX_VALUE = 1e30  # larger values are clipped: their differences overflow float32
+
+
+Part = tuple[tuple[int, int], BoolArray]  # top and left of a part of the picture, and its pixels of a mask
 
 
 def parse_semantic(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
     """Parses the first output: (classes, h, w) or (h, w, classes) floats, or integers (h, w). Raises EngineFailed."""
     name = options.output_names[0]
     if _is_integer(outputs, name):
-        return _map_of_labels(_enlarged(_class_map(outputs, name), geometry), options)
+        return _map_of_labels(enlarged(_class_map(outputs, name), geometry), whole_picture, options)
     planes = _class_planes(outputs, name, geometry)
     if len(planes) > _MAX_CLASSES:
         raise outputs.refuse(name, planes, f"at most {_MAX_CLASSES} classes")
     if len(planes) == 1 or options.has_sigmoid:
         return _map_of_levels(outputs, planes, options, geometry)
-    return _map_of_labels(_best_class(planes, geometry), options)
+    return _map_of_labels(*best_class(planes, geometry), options)
 
 
 def parse_semantic_multilabel(outputs: Outputs, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
@@ -52,8 +60,8 @@ def parse_depth(outputs: Outputs, options: LayoutOptions, geometry: Geometry) ->
     with np.errstate(over="ignore"):
         scaled = np.clip(plane.astype(np.float64) * options.depth_scale, -_MAX_VALUE, _MAX_VALUE)
     values = np.empty((geometry.source_height, geometry.source_width), np.float32)
-    for rows in _stripes(geometry):
-        values[rows] = _resample(scaled.astype(np.float32), geometry, rows)
+    for rows in stripes(geometry):
+        values[rows] = resample(scaled.astype(np.float32), geometry, rows)
     return DepthMap(values)
 
 
@@ -84,11 +92,7 @@ def _class_map(outputs: Outputs, name: str) -> Array:
     low, high = int(classes.min()), int(classes.max())
     if low < 0 or high >= _MAX_CLASSES:
         raise outputs.broken(name, f"holds class {low if low < 0 else high}; 0 to {_MAX_CLASSES - 1} was expected")
-    return classes.astype(_label_type(high + 1))
-
-
-def _label_type(classes: int) -> npt.DTypeLike:
-    return np.uint8 if classes <= 256 else np.uint16
+    return classes.astype(label_type(high + 1))
 
 
 def _class_planes(outputs: Outputs, name: str, geometry: Geometry) -> FloatArray:
@@ -106,96 +110,17 @@ def _class_planes(outputs: Outputs, name: str, geometry: Geometry) -> FloatArray
         expected = f"[classes, h, w] or [h, w, classes] with h : w as {height} : {width}, the network's input"
         raise outputs.refuse(name, array, expected)
     planes = array if first <= last else np.ascontiguousarray(array.transpose(2, 0, 1))
-    if max(planes.max(), -planes.min()) > _MAX_VALUE:
+    if cv2.norm(planes.reshape(len(planes), -1), cv2.NORM_INF) > _MAX_VALUE:
         planes = planes.clip(-_MAX_VALUE, _MAX_VALUE)
     return planes
-
-
-def _stripes(geometry: Geometry) -> Iterator[slice]:
-    """Rows of the picture, from top to bottom."""
-    is_whole = geometry.is_stretched and geometry.source_width * geometry.source_height <= _WHOLE_PIXELS
-    count = geometry.source_height if is_whole else max(_STRIPE_PIXELS // geometry.source_width, 1)
-    for top in range(0, geometry.source_height, count):
-        yield slice(top, min(top + count, geometry.source_height))
-
-
-def _resample(plane: FloatArray, geometry: Geometry, rows: slice) -> FloatArray:
-    """Rows of the picture, bilinear, from the network's map of its whole input, (h, w). Edges are repeated."""
-    size = (geometry.source_width, rows.stop - rows.start)
-    if size[1] == geometry.source_height and geometry.is_stretched:
-        whole: FloatArray = cv2.resize(plane, size, interpolation=cv2.INTER_LINEAR)  # the same, in a fifth of the time
-        return whole
-    step_x, step_y = plane.shape[1] / geometry.network_width, plane.shape[0] / geometry.network_height
-    first_x = (0.5 * geometry.scale_x + geometry.pad_x) * step_x - 0.5
-    first_y = ((rows.start + 0.5) * geometry.scale_y + geometry.pad_y) * step_y - 0.5
-    to_map = np.array([[geometry.scale_x * step_x, 0.0, first_x], [0.0, geometry.scale_y * step_y, first_y]])
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    resampled: FloatArray = cv2.warpAffine(plane, to_map, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    return resampled
-
-
-def _enlarged(classes: Array, geometry: Geometry) -> Array:
-    """The class of each pixel of the picture: that of the nearest of the network's pixels. classes: (h, w)."""
-
-    def nearest(count: int, scale: float, pad: int, step: float, size: int) -> IntArray:
-        place = ((np.arange(count) + 0.5) * scale + pad) * step
-        index: IntArray = np.clip(np.floor(place), 0, size - 1).astype(np.int64)
-        return index
-
-    height, width = classes.shape
-    step_x, step_y = width / geometry.network_width, height / geometry.network_height
-    column = nearest(geometry.source_width, geometry.scale_x, geometry.pad_x, step_x, width)
-    row = nearest(geometry.source_height, geometry.scale_y, geometry.pad_y, step_y, height)
-    if height * len(column) < len(row) * width:  # the smaller of both: of a picture of one row the other is very large
-        return classes.take(column, axis=1).take(row, axis=0)
-    return classes.take(row, axis=0).take(column, axis=1)
-
-
-def _best_class(planes: FloatArray, geometry: Geometry) -> Array:
-    """(height, width) of the picture, uint8 or uint16: the class of the highest value; ties by class.
-
-    Noise of many classes on a large picture is not resampled: it gets the class of the nearest of the network's pixels.
-    """
-    labels = np.empty((geometry.source_height, geometry.source_width), _label_type(len(planes)))
-    is_contender = _contenders(planes, labels.size)
-    if is_contender.sum() / planes.shape[1] * labels.size > _MAX_COMPARED_PIXELS:
-        return _enlarged(planes.argmax(axis=0).astype(labels.dtype), geometry)
-    step = planes.shape[1] / geometry.network_height
-    for rows in _stripes(geometry):
-        first, last = (((row * geometry.scale_y) + geometry.pad_y) * step for row in (rows.start, rows.stop))
-        low = min(max(int(first) - 1, 0), planes.shape[1] - 1)
-        contenders = np.flatnonzero(is_contender[:, low : max(int(last) + 2, low + 1)].any(axis=1)).tolist()
-        best, part = _resample(planes[contenders[0]], geometry, rows), labels[rows]
-        part[:] = contenders[0]
-        for class_id in contenders[1:]:
-            values = _resample(planes[class_id], geometry, rows)
-            is_better = np.negative((values > best).astype(labels.dtype))  # all bits, or none
-            part ^= (part ^ labels.dtype.type(class_id)) & is_better  # a tenth of the time of copyto(…, where=…)
-            np.maximum(best, values, out=best)
-    return labels
-
-
-def _contenders(planes: FloatArray, pixels: int) -> BoolArray:
-    """(classes, h): whether a class can be the best of a pixel between rows y and y + 1.
-
-    A bilinear value lies between the least and the greatest of its four neighbours. A class whose greatest is below
-    another's least is not the best there. Small pictures have too few pixels for this to save time.
-    """
-    if len(planes) <= 2 or pixels < 4 * planes[0].size:
-        return np.ones(planes.shape[:2], np.bool_)
-    kernel = np.ones((2, 2), np.uint8)
-    least = np.full(planes.shape[1:], -np.inf, np.float32)
-    for plane in planes:
-        np.maximum(least, cv2.erode(plane, kernel, anchor=(0, 0)), out=least)
-    return np.stack([(cv2.dilate(plane, kernel, anchor=(0, 0)) >= least).any(axis=1) for plane in planes])
 
 
 class _Masks(Sequence[Mask]):
     """Masks that are computed when they are read: all masks of a large picture at once would need gigabytes."""
 
-    def __init__(self, count: int, bits_of: Callable[[int], BoolArray]) -> None:
-        """bits_of: the pixels of the picture, (height, width), of a mask by its index."""
-        self._count, self._bits_of = count, bits_of
+    def __init__(self, size: tuple[int, int], count: int, part_of: Callable[[int], Part]) -> None:
+        """size: (height, width) of the picture. part_of: of a mask by its index."""
+        self._size, self._count, self._part_of = size, count, part_of
 
     def __len__(self) -> int:
         return self._count
@@ -210,16 +135,21 @@ class _Masks(Sequence[Mask]):
         chosen = range(self._count)[index]
         if isinstance(chosen, range):
             return [self[one] for one in chosen]
-        bits = self._bits_of(chosen)
+        (first_row, first_column), bits = self._part_of(chosen)
         left, top, width, height = cv2.boundingRect(bits.view(np.uint8))
-        return Mask(bits.shape[0], bits.shape[1], left, top, bits[top : top + height, left : left + width])
+        return Mask(*self._size, first_column + left, first_row + top, bits[top : top + height, left : left + width])
 
 
-def _map_of_labels(labels: Array, options: LayoutOptions) -> SegmentationMap:
+def _map_of_labels(labels: Array, region_of: Regions, options: LayoutOptions) -> SegmentationMap:
     """labels: (height, width) uint8 or uint16, the network's class of each pixel of the picture."""
+
+    def part_of(class_id: int) -> Part:
+        rows, columns = region_of(class_id)
+        return (rows.start or 0, columns.start or 0), labels[rows, columns] == class_id
+
     count = 1 << (8 * labels.itemsize)
     present = np.flatnonzero(cv2.calcHist([labels], [0], None, [count], [0, count]))
-    return _segmentation((labels.shape[0], labels.shape[1]), present, options, lambda class_id: labels == class_id)
+    return _segmentation((labels.shape[0], labels.shape[1]), present, options, part_of)
 
 
 def _map_of_levels(outputs: Outputs, planes: FloatArray, options: LayoutOptions, geometry: Geometry) -> SegmentationMap:
@@ -229,8 +159,8 @@ def _map_of_levels(outputs: Outputs, planes: FloatArray, options: LayoutOptions,
 
     def bits_of(class_id: int) -> BoolArray:
         bits = np.empty(size, np.bool_)
-        for rows in _stripes(geometry):
-            np.greater(_resample(planes[class_id], geometry, rows), level, out=bits[rows])
+        for rows in stripes(geometry):
+            np.greater(resample(planes[class_id], geometry, rows), level, out=bits[rows])
         return bits
 
     likely = np.flatnonzero(planes.max(axis=(1, 2)) > level).tolist()
@@ -241,20 +171,21 @@ def _map_of_levels(outputs: Outputs, planes: FloatArray, options: LayoutOptions,
             f"{_MAX_RESAMPLED_PIXELS} pixels of all classes are computed. Send a smaller picture",
         )
     present = np.array([class_id for class_id in likely if bits_of(class_id).any()], np.int64)
-    return _segmentation(size, present, options, bits_of)
+    return _segmentation(size, present, options, lambda class_id: ((0, 0), bits_of(class_id)))
 
 
 def _segmentation(
-    size: tuple[int, int], present: IntArray, options: LayoutOptions, bits_of: Callable[[int], BoolArray]
+    size: tuple[int, int], present: IntArray, options: LayoutOptions, part_of: Callable[[int], Part]
 ) -> SegmentationMap:
-    """present: the network's classes that have pixels. bits_of: the pixels of one of them."""
+    """present: the network's classes that have pixels. part_of: of one of them."""
     class_id = options.mapped(present)
     if options.class_filter is not None:
         is_selected = np.isin(class_id, list(options.class_filter))
         present, class_id = present[is_selected], class_id[is_selected]
     order = np.argsort(class_id, kind="stable")
     chosen = present[order].tolist()
-    return SegmentationMap(size[0], size[1], class_id[order], _Masks(len(chosen), lambda index: bits_of(chosen[index])))
+    masks = _Masks(size, len(chosen), lambda index: part_of(chosen[index]))
+    return SegmentationMap(size[0], size[1], class_id[order], masks)
 
 
 LAYOUTS = (
