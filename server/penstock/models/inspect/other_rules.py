@@ -8,7 +8,6 @@ _PERSON, _FACE = (256, 128), (112, 112)
 _MIN_VECTOR, _MAX_VECTOR = 64, 4096
 _IMAGENET = 1000
 _TEXT_HEIGHTS = (32, 48)
-_MAX_LABELS = 30_000
 _PASSING = ("Identity", "Resize", "Upsample", "Transpose", "Squeeze", "Unsqueeze", "Reshape", "Cast", "Slice")
 
 
