@@ -13,7 +13,7 @@ import pytest
 from penstock.engines.config_pbtxt import read_config
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.models.added_folder import proof_rows
-from penstock.models.batch_axis import prove_rows
+from penstock.models.batch_axis import prove_rows, session_run
 from penstock.models.catalogue import PullFailed, read_catalogue
 from penstock.models.pull import pull
 from penstock.protocol.inference import InferRequest, tensor_from_numpy
@@ -144,7 +144,7 @@ def test_pulled_model_with_a_freed_batch_is_the_catalogues(name: str, home: Path
     file = home / "models" / name / "1" / "model.onnx"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == CATALOGUE[name].freed_sha256
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    proof = prove_rows(session, proof_rows(card_of(file.parents[1])), is_quantised=False)
+    proof = prove_rows(session_run(session), proof_rows(card_of(file.parents[1])), is_quantised=False)
     assert proof.is_proven, proof.why
 
 

@@ -33,11 +33,14 @@ if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group
 
 _MAX_SHOWN = 200  # characters of a wrong file name
 Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE…", help="ONNX files, folders of them, or Triton model folders")
+    list[Path],
+    typer.Argument(metavar="FILE…", help="ONNX or .pt2 files, folders of ONNX files, or Triton model folders"),
 ]
 Name = Annotated[str, typer.Option("--name", help="the model's name [from the file's]")]
 Home = Annotated[Path | None, typer.Option(help="folder for added models [~/.penstock]", show_default=False)]
-AllowsCode = Annotated[bool, typer.Option("--allow-model-code", help="accept custom operators")]
+AllowsCode = Annotated[
+    bool, typer.Option("--allow-model-code", help="accept custom operators, and run PyTorch programs")
+]
 
 
 class AddReport(ModelAdded, kw_only=True):
@@ -79,7 +82,7 @@ def add(
     origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
-    """Add ONNX files as models: recognise the layout, test batching, write the model's folder, and load it.
+    """Add model files: recognise the layout, test batching, write the model's folder, and load it.
 
     If a file is ambiguous, the message names the flag to add. `penstock models inspect FILE` shows the findings.
     """
@@ -211,6 +214,8 @@ def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient |
 
 def _record(added: "AddedModel") -> str:
     """Records golden.json for `models check`. Returns the reason if it fails, or ""."""
+    if added.inspection.facts.file_format.is_torch:
+        return f"no golden answer is recorded without Triton: load it, then penstock models check {added.name} --record"
     from penstock.cli.check_request import CheckContext, NotCheckable
     from penstock.cli.check_result import record_golden
     from penstock.models.check.golden import GoldenError

@@ -1,4 +1,4 @@
-"""`penstock models inspect`: the recognised layout of an ONNX file, its card, and open questions."""
+"""`penstock models inspect`: the recognised layout of a model file, its card, and open questions."""
 
 import os
 import sys
@@ -19,23 +19,27 @@ from penstock.models.inspect.inspection import Inspection, Question, Verdict, in
 _MIB = 1 << 20
 _LONGEST = 100  # characters of a metadata value or a card's parameter on the page
 _SHOWN_LABELS = 5
-_FILES = Annotated[Path, typer.Argument(metavar="FILE", help="an ONNX file", show_default=False)]
+AllowsCode = Annotated[
+    bool, typer.Option("--allow-model-code", help="accept custom operators, and run PyTorch programs")
+]
+_FILES = Annotated[Path, typer.Argument(metavar="FILE", help="an ONNX file, TorchScript or .pt2", show_default=False)]
 
 
 @with_model_flags
 def inspect(
     file: _FILES,
     as_json: Annotated[bool, typer.Option("--json", help="print only JSON")] = False,
+    allow_model_code: AllowsCode = False,
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
-    """Show an ONNX file's inputs and outputs, the recognised layout with evidence, the card, and the flags needed.
+    """Show a model file's inputs and outputs, the recognised layout with evidence, the card, and the flags needed.
 
     A limited child process reads the file and runs it on two pictures. Exit code 0: `models add` needs no more flags.
     """
     try:
         with stoppable("nothing was changed"), progress_bar() as bar:
             bar.add_task("inspecting", total=None)
-            found = inspect_file(file, flags.hints(), pictures=flags.pictures())
+            found = inspect_file(file, flags.hints(), pictures=flags.pictures(), allows_code=allow_model_code)
     except UnreadableModel as error:
         code = 1 if os.path.exists(file) else 2
         if as_json:
@@ -67,7 +71,9 @@ def rows(found: Inspection) -> Iterator[tuple[str, str]]:
     """(label, text) of the page; a label of "" continues the one before."""
     facts = found.facts
     quantised = ", quantised to 8 bits" if facts.is_quantised else ""
-    made = f"{facts.producer or 'unknown producer'}, opset {facts.opset}, {facts.node_count} operators{quantised}"
+    opset = f", opset {facts.opset}" if facts.opset else ""
+    count = f", {facts.node_count} operators" if facts.node_count else ""
+    made = f"{facts.producer or 'unknown producer'}{opset}{count}{quantised}"
     yield "file", f"{facts.path}: {facts.size_bytes / _MIB:.1f} MiB, {made}"
     yield "sha256", facts.sha256
     yield from _listed("inputs", [str(tensor) for tensor in facts.inputs])

@@ -25,7 +25,15 @@ READY = "READY"
 _MIB = 1 << 20
 _MAX_TEXT = 8000  # characters of an error message
 _REPLY_BYTES = 16 * _MIB  # of the process's report; labels and metadata are bounded to less
-_INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PENSTOCK_LAYOUTS")  # no secrets
+_INHERITED = (  # no secrets
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PENSTOCK_LAYOUTS",
+    "PENSTOCK_ENGINE_ENVIRONMENT",
+)
 _STAGING_SUFFIX = re.compile(r"\.[a-z0-9_]{8}")  # of tempfile.mkdtemp
 _FLAG = re.compile(r"--(?!allow-model-code)([a-z]+(?:-[a-z]+)*)")  # the gateway has that flag, too
 
@@ -194,7 +202,8 @@ class Addition:
     def _environment(self, scratch: Path) -> dict[str, str]:
         inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
         repositories = os.pathsep.join(map(str, self._adder.uploads.repositories))
-        return inherited | {"PENSTOCK_MODEL_REPOSITORY": repositories, "HOME": str(scratch), "TMPDIR": str(scratch)}
+        own = {"PENSTOCK_MODEL_REPOSITORY": repositories, "PENSTOCK_HOME": str(self._adder.uploads.home)}
+        return inherited | own | {"HOME": str(scratch), "TMPDIR": str(scratch)}
 
     def _outcome(self, code: int, reply: bytes, stderr: bytes) -> ModelAdded:
         """The report. Raises InvalidRequest or StorageFull if the command failed or its process died."""

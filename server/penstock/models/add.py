@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.engines.config_pbtxt import read_config
 from penstock.engines.load_policy import check_model
-from penstock.models.added_folder import ADDED_BY, VERSION_FILE, Batches, CannotAdd, fill_folder
+from penstock.models.added_folder import ADDED_BY, ONNX_FILE, Batches, CannotAdd, fill_folder
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file, memory_limit_bytes
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
@@ -43,7 +43,9 @@ class AddedModel:
 
 @dataclass(frozen=True, slots=True)
 class AddOptions:
-    """pictures: encoded pictures for the trial; empty for the packaged ones. allows_code: custom operators may load.
+    """pictures: encoded pictures for the trial; empty for the packaged ones.
+
+    allows_code: custom operators may load, and PyTorch programs, which can run any code, are run.
 
     may_replace: a model of that name that was added earlier is replaced. origin: of the file, for MODEL.md; its path if
     empty.
@@ -80,7 +82,7 @@ def add_model(
     other_repositories: Sequence[Path] = (),
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> AddedModel:
-    """Adds an ONNX file, or a model folder in Triton's layout, to home's repository. Blocks.
+    """Adds an ONNX file, a program of torch.export, or a model folder in Triton's layout, to home's repository. Blocks.
 
     Raises CannotAdd; then nothing has changed. home: PENSTOCK_HOME. other_repositories: their models' names cannot be
     used. on_stage: called with the current step, for display.
@@ -90,12 +92,14 @@ def add_model(
     on_stage("inspecting")
     file = onnx_file_of(source) if source.is_dir() else source
     try:
-        inspection = inspect_file(file, options.hints, options.limits, pictures=options.pictures)
+        inspection = inspect_file(
+            file, options.hints, options.limits, pictures=options.pictures, allows_code=options.allows_code
+        )
     except UnreadableModel as error:
         raise CannotAdd(str(error)) from error
     if source.is_dir():
         check_files(source, allows_code=options.allows_code)
-    else:
+    elif not inspection.facts.file_format.is_torch:  # those were not run without the permission, so they are refused
         _check_code(source, inspection, allows_code=options.allows_code)
     if not inspection.is_servable and not has_card(source):
         raise NotServable(inspection.reason, inspection)
@@ -155,7 +159,7 @@ def _check_is_free(name: str, home: Path, others: Sequence[Path], *, may_replace
 def _check_code(source: Path, inspection: Inspection, *, allows_code: bool) -> None:
     """The rules of load requests: no custom operators, no external data outside of the folder."""
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        files: dict[str, bytes | mmap.mmap] = {VERSION_FILE.as_posix(): content}
+        files: dict[str, bytes | mmap.mmap] = {ONNX_FILE.as_posix(): content}
         files |= {f"1/{location}": b"" for location in inspection.facts.external_data}
         try:
             check_model(None, files, allows_code=allows_code)

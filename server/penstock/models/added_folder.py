@@ -17,12 +17,14 @@ from tritonclient.grpc import model_config_pb2
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.engines.ort_serving.config import OrtLoadError
 from penstock.engines.ort_serving.session import ORT_ERRORS, SEVERITY_FATAL, open_session
-from penstock.models.batch_axis import RowsProof, free_batch, is_free, prove_rows
+from penstock.models.batch_axis import RowsProof, Run, free_batch, is_free, prove_rows, session_run
 from penstock.models.catalogue import CatalogueError
-from penstock.models.inspect.inspection import Inspection
+from penstock.models.inspect.facts import ModelFacts
+from penstock.models.inspect.inspection import Inspection, Recognition
 from penstock.models.inspect.metadata import ultralytics_literal
 from penstock.models.inspect.proposal import has_wrong_input_shape, proposed_config
-from penstock.models.inspect.trial_session import relabelled
+from penstock.models.inspect.torch_session import TorchSession
+from penstock.models.inspect.trial_session import TrialFailed, relabelled
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Array
@@ -32,9 +34,12 @@ from penstock.vision.image_tasks import size_tensors
 from penstock.vision.preprocess import prepare
 from penstock.vision.spec import ColorFormat
 
-VERSION_FILE = Path("1") / "model.onnx"
+ONNX_FILE, TORCH_FILE = Path("1") / "model.onnx", Path("1") / "model.pt2"
 MAX_ROWS = 8  # max_batch_size of models that passed the batch test
-INSTANCES = 2
+INSTANCES = {"onnxruntime": 2, "torch": 1}  # by backend; each of torch is a process with the weights on the GPU
+# What the trial ran is what is served: the backend's default on a GPU is FP16. Tensors on a GPU are not copied first.
+_TORCH_PARAMETERS = {"precision": "fp32", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+_FIXED = "its batch size is fixed: export it with a free first dimension (dynamic_shapes of torch.export.export)"
 ADDED_BY = "added_by"  # parameter of config.pbtxt: the command that wrote the folder
 SPEED_BUDGET_S = 3.0
 LEAST_SLO_MS, SLO_CALLS = 2000, 8  # of the default slo_p99_ms
@@ -63,8 +68,8 @@ class Batches:
 
 
 def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *, origin: str) -> Batches:
-    """Writes the model's folder. source: the ONNX file. origin: where it came from, for MODEL.md. Raises CannotAdd."""
-    file = folder / VERSION_FILE
+    """Writes the model's folder. source: its file. origin: where it came from, for MODEL.md. Raises CannotAdd."""
+    file = folder / (TORCH_FILE if inspection.facts.file_format.is_torch else ONNX_FILE)
     file.parent.mkdir()
     _copy(source, file, inspection)
     try:
@@ -74,9 +79,12 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
         raise CannotAdd(error.message) from error
     if card is None:
         raise CannotAdd(f"{source} has no card: choose one with --layout")
-    batches = _find_batches(file, config, card, inspection)
-    if not batches.max_rows:
-        batches = replace(batches, rows_per_s=_single_speed(file, card))
+    if inspection.facts.file_format.is_torch:
+        batches = _torch_batches(replace(inspection.facts, path=str(file)), config, card, inspection.recognition)
+    else:
+        batches = _find_batches(file, config, card, inspection)
+        if not batches.max_rows:
+            batches = replace(batches, rows_per_s=_single_speed(file, card))
     text = config_text(_with_client_metadata(_with_batches(config, batches), inspection))
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
     if inspection.recognition.labels:
@@ -87,7 +95,8 @@ def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *
 
 def _copy(source: Path, file: Path, inspection: Inspection) -> None:
     """The file and its external data, which must lie beside it or below. A wrong declared input shape is corrected."""
-    if has_wrong_input_shape(inspection.facts, inspection.recognition):
+    is_onnx = not inspection.facts.file_format.is_torch
+    if is_onnx and has_wrong_input_shape(inspection.facts, inspection.recognition):
         recognition = inspection.recognition
         file.write_bytes(relabelled(source, recognition.input_name, recognition.input_shape))
     else:
@@ -138,20 +147,20 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
         return Batches(0, f"its input {single!r} has no batch axis, so each picture is one call")
     freed = file.with_name("freed.onnx")
     try:
-        is_freed = not is_free({spec.name: ["b" if spec.shape[0] == -1 else 1] for spec in config.inputs if spec.shape})
+        is_freed = not _has_free_batch(config)
         if is_freed:
             why = free_batch(file, freed)
             if why:
                 return Batches(0, f"its batch size is fixed to 1: {why}")
-        opened = _open(freed if is_freed else file)
+        run = session_run(_open(freed if is_freed else file))
         rows = proof_rows(card)
-        proof = _proven(opened, rows, is_quantised=inspection.facts.is_quantised)
+        proof = _proven(run, rows, is_quantised=inspection.facts.is_quantised)
         if not proof.is_proven:
             return Batches(0, proof.why)
         if is_freed:
             freed.replace(file)
-        speeds = _speeds(opened, rows[0])
-    except (OrtLoadError, *ORT_ERRORS) as error:
+        speeds = _speeds(run, rows[0])
+    except (OrtLoadError, TrialFailed, *ORT_ERRORS) as error:
         return Batches(0, f"its batch size cannot be made dynamic: {str(error).splitlines()[0][:200]}")
     finally:
         freed.unlink(missing_ok=True)
@@ -163,6 +172,30 @@ def _has_batch_axis(spec: TensorSpec) -> bool:
     return len(spec.shape) in (2, 4)
 
 
+def _has_free_batch(config: ModelConfig) -> bool:
+    return is_free({spec.name: ["b" if spec.shape[0] == -1 else 1] for spec in config.inputs if spec.shape})
+
+
+def _torch_batches(facts: ModelFacts, config: ModelConfig, card: VisionCard, recognition: Recognition) -> Batches:
+    """As _find_batches, of the copied program. Its batches are as large as the proof allows, for a GPU."""
+    try:
+        session = TorchSession(facts)
+        try:
+            rows = proof_rows(card, has_batch_axis=len(card.input_shape) == 4)
+            follows = recognition.rows_follow_batch and all(map(_has_batch_axis, config.inputs))
+            if not follows or not _has_free_batch(config):
+                why = _FIXED if follows else "its inputs or outputs have no batch axis, so each picture is one call"
+                return Batches(0, why, rows_per_s=_speeds(session.run, rows[0], rows_tried=(1,)))
+            proof = _proven(session.run, rows, is_quantised=facts.is_quantised)
+            if not proof.is_proven:
+                return Batches(0, proof.why, rows_per_s=_speeds(session.run, rows[0], rows_tried=(1,)))
+            return Batches(MAX_ROWS, proof.why, best_rows=MAX_ROWS, rows_per_s=_speeds(session.run, rows[0]))
+        finally:
+            session.close()
+    except TrialFailed as error:
+        raise CannotAdd(f"the program was not tested: {error}") from error
+
+
 def _open(file: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -170,10 +203,10 @@ def _open(file: Path) -> ort.InferenceSession:
     return open_session(file, options, ["CPUExecutionProvider"])
 
 
-def _proven(opened: ort.InferenceSession, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
+def _proven(run: Run, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
     """Tests a batch of two rows, then of all: some kernels treat 2 and 3 differently."""
-    proof = prove_rows(opened, rows[:2], is_quantised=is_quantised)
-    return prove_rows(opened, rows, is_quantised=is_quantised) if proof.is_proven else proof
+    proof = prove_rows(run, rows[:2], is_quantised=is_quantised)
+    return prove_rows(run, rows, is_quantised=is_quantised) if proof.is_proven else proof
 
 
 def proof_rows(card: VisionCard, *, has_batch_axis: bool = True) -> list[dict[str, Array]]:
@@ -192,11 +225,11 @@ def proof_rows(card: VisionCard, *, has_batch_axis: bool = True) -> list[dict[st
 
 
 def _speeds(
-    opened: ort.InferenceSession, row: Mapping[str, Array], rows_tried: Sequence[int] = _ROWS_TRIED
+    run: Run, row: Mapping[str, Array], rows_tried: Sequence[int] = _ROWS_TRIED
 ) -> tuple[tuple[int, float], ...]:
     """(batch size, rows per second) on one core: the fastest of several rounds within SPEED_BUDGET_S.
 
-    Not of sizes that cannot run, which may need too much memory. Raises ORT_ERRORS if the smallest cannot.
+    Not of sizes that cannot run, which may need too much memory. Raises TrialFailed if the smallest cannot.
     """
     feeds = {rows: {name: np.repeat(array, rows, axis=0) for name, array in row.items()} for rows in rows_tried}
     fastest: dict[int, float] = {}
@@ -205,8 +238,8 @@ def _speeds(
         for rows, feed in list(feeds.items()):
             started = time.perf_counter()
             try:
-                opened.run(None, feed)
-            except ORT_ERRORS:
+                run(feed)
+            except TrialFailed:
                 if rows == rows_tried[0]:
                     raise
                 feeds = {size: one for size, one in feeds.items() if size < rows}
@@ -222,8 +255,8 @@ def _single_speed(file: Path, card: VisionCard) -> tuple[tuple[int, float], ...]
     """As _speeds, of a model that takes one picture a call. Empty if it does not run so."""
     try:
         row = proof_rows(card, has_batch_axis=len(card.input_shape) == 4)[0]
-        return _speeds(_open(file), row, rows_tried=(1,))
-    except (OrtLoadError, *ORT_ERRORS):
+        return _speeds(session_run(_open(file)), row, rows_tried=(1,))
+    except (OrtLoadError, TrialFailed, *ORT_ERRORS):
         return ()
 
 
@@ -238,7 +271,7 @@ def _best(speeds: Sequence[tuple[int, float]]) -> int:
 
 
 def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
-    usual = {"intra_op_thread_count": "1"}
+    usual = dict(_TORCH_PARAMETERS) if config.backend == "torch" else {"intra_op_thread_count": "1"}
     if batches.rows_per_s:
         usual["slo_p99_ms"] = str(default_slo_ms(batches.rows_per_s, batches.max_rows or 1))
     if batches.rows_per_s and batches.max_rows:
@@ -271,8 +304,8 @@ def config_text(config: ModelConfig) -> str:
     """A config.pbtxt of the whole model. Reading it gives the config again."""
     proto = model_config_pb2.ModelConfig()
     text_format.Parse(proto_text(config), proto)
-    proto.default_model_filename = VERSION_FILE.name
-    proto.instance_group.add(count=INSTANCES)
+    proto.default_model_filename = (TORCH_FILE if config.backend == "torch" else ONNX_FILE).name
+    proto.instance_group.add(count=INSTANCES[config.backend])
     text = proto_text(proto)
     read = config_from_proto(text_format.Parse(text, model_config_pb2.ModelConfig()))
     if read.parameters != config.parameters or read.inputs != config.inputs:

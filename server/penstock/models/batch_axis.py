@@ -1,6 +1,6 @@
 """Makes a fixed batch axis of 1 in an ONNX file dynamic, and tests that the rows of a batch are independent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +10,10 @@ import onnxruntime as ort
 from onnx import numpy_helper, shape_inference
 
 from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
+from penstock.models.inspect.trial_session import TrialFailed
 from penstock.protocol.inference import Array
 
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]  # inputs to outputs by name; raises TrialFailed
 BATCH = "batch"  # name of the freed axis
 MAX_SHAPED_BYTES = 1 << 30  # onnx's shape inference serialises the model
 RELATIVE, OF_RANGE = 1e-3, 1e-4  # allowed difference of a row in a batch, of its own value and of the largest value
@@ -105,22 +107,34 @@ def _constant(graph: onnx.GraphProto, name: str) -> onnx.TensorProto | None:
     return None
 
 
-def prove_rows(session: ort.InferenceSession, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
+def session_run(session: ort.InferenceSession) -> Run:
+    """One call of the session."""
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        try:
+            return dict(zip(names, map(np.asarray, session.run(names, dict(feed))), strict=True))
+        except ORT_ERRORS as error:
+            raise TrialFailed(ort_error_text(error)) from None
+
+    return run
+
+
+def prove_rows(run: Run, rows: Sequence[Mapping[str, Array]], *, is_quantised: bool) -> RowsProof:
     """Compares the rows run one by one with the rows in one batch. rows: two or more different inputs, (1, …) each.
 
     is_quantised: 8-bit networks may differ by whole steps in a thousandth of the values.
     """
     batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    names = [output.name for output in session.get_outputs()]
     try:
-        singles = [session.run(names, dict(row)) for row in rows]
-        merged = session.run(names, batch)
-    except ORT_ERRORS as error:
-        reason = ort_error_text(error)
+        singles = [run(row) for row in rows]
+        merged = run(batch)
+    except TrialFailed as error:
+        reason = str(error)
         return RowsProof(False, f"a batch of {len(rows)} cannot run: {reason[:_REASON]}{'…' * (len(reason) > _REASON)}")
-    for number, name in enumerate(names):
+    for name, whole in merged.items():
         for index, single in enumerate(singles):
-            alone, whole = np.asarray(single[number]), np.asarray(merged[number])
+            alone = single[name]
             if alone.shape[:1] != (1,) or whole.shape != (len(rows), *alone.shape[1:]):
                 shape = f"{list(whole.shape)} for a batch of {len(rows)} and {list(alone.shape)} for one row"
                 return RowsProof(False, f"output {name!r} has shape {shape}: its rows are not the batch's")

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.models.batch_axis import free_batch, prove_rows
+from penstock.models.batch_axis import free_batch, prove_rows, session_run
 
 FloatArray = npt.NDArray[np.float32]
 MODELS = Path(__file__).resolve().parents[4] / "shared" / "models"
@@ -49,7 +49,7 @@ def test_reshape_that_keeps_the_batch_is_freed_and_proven(tmp_path: Path, target
     assert free_batch(path, free) == ""
     one, *others = rows(3)
     assert np.array_equal(session(free).run(None, one)[0], session(path).run(None, one)[0])
-    proof = prove_rows(session(free), [one, *others], is_quantised=False)
+    proof = prove_rows(session_run(session(free)), [one, *others], is_quantised=False)
     assert proof.is_proven
     assert "3 different pictures" in proof.why
 
@@ -64,7 +64,7 @@ def test_reshape_to_a_batch_from_other_axes_is_freed_by_its_size(tmp_path: Path)
         shape=(1, 12),
     )
     assert free_batch(path, tmp_path / "free.onnx") == ""
-    assert prove_rows(session(tmp_path / "free.onnx"), rows(), is_quantised=False).is_proven
+    assert prove_rows(session_run(session(tmp_path / "free.onnx")), rows(), is_quantised=False).is_proven
 
 
 def test_network_that_mixes_its_rows_is_not_proven(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_network_that_mixes_its_rows_is_not_proven(tmp_path: Path) -> None:
     mean = helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1)
     path = write(tmp_path / "m.onnx", mean, helper.make_node("Sub", ["x", "m"], ["y"]), constants={}, shape=(1, 3, 4))
     assert free_batch(path, tmp_path / "free.onnx") == ""
-    proof = prove_rows(session(tmp_path / "free.onnx"), rows(), is_quantised=False)
+    proof = prove_rows(session_run(session(tmp_path / "free.onnx")), rows(), is_quantised=False)
     assert proof == (False, "output 'y' of row 0 differs when it runs in a batch")
 
 
@@ -85,7 +85,7 @@ def test_network_whose_output_is_no_batch_is_not_proven(tmp_path: Path) -> None:
         shape=(3, 4),
     )
     assert "first axis of 1" in free_batch(path, tmp_path / "free.onnx")
-    proof = prove_rows(session(path), [{"x": row["x"]} for row in rows()], is_quantised=False)
+    proof = prove_rows(session_run(session(path)), [{"x": row["x"]} for row in rows()], is_quantised=False)
     assert not proof.is_proven
     assert "cannot run" in proof.why or "not the batch's" in proof.why
 
@@ -112,7 +112,7 @@ def test_stray_values_are_allowed_to_quantised_networks_only(tmp_path: Path, *, 
     )
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    assert prove_rows(session(path), rows(2, 1, 4000), is_quantised=is_quantised).is_proven == is_quantised
+    assert prove_rows(session_run(session(path)), rows(2, 1, 4000), is_quantised=is_quantised).is_proven == is_quantised
 
 
 @needs_models
@@ -135,4 +135,4 @@ def test_real_files_are_freed_where_their_graph_allows_it(tmp_path: Path, name: 
             made[node.name] = np.array([[640, 480]]) if is_size else generator.random(shape, np.float32) * 200
         return made
 
-    assert prove_rows(opened, [row(), row(), row()], is_quantised=False).is_proven == is_free
+    assert prove_rows(session_run(opened), [row(), row(), row()], is_quantised=False).is_proven == is_free

@@ -36,7 +36,7 @@ def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> 
         (b"\x1f\x8b\x08\0", "unpack it"),
         (b"\x08\x08", "no ONNX model"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
-        (b"PK\x03\x04archive/data.pkl", "export it to ONNX"),
+        (b"PK\x03\x04archive/data.pkl", "no PyTorch archive, or it is damaged"),
         (b"\x20\0\0\0TFL3\0", "TensorFlow Lite"),
         (b"ftrt\0\0", "TensorRT engine"),
         (b"<!DOCTYPE html><html>", "web page"),

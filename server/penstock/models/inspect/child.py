@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.models.inspect.facts import UnreadableModel
+from penstock.models.inspect.facts import FileFormat, UnreadableModel
 from penstock.models.inspect.inspection import (
     Inspection,
     InspectionReply,
     InspectionRequest,
+    Recognition,
+    Trial,
     Verdict,
     checked_size,
     memory_limit_bytes,
@@ -51,23 +53,32 @@ def main(arguments: list[str]) -> None:
 def run(request: InspectionRequest) -> Inspection:
     """The inspection, in this process. Raises UnreadableModel."""
     from penstock.models.inspect.onnx_file import read_facts  # after the limits, as onnx itself is large
+    from penstock.models.inspect.recognition import recognise
     from penstock.models.inspect.sidecar_files import read_sidecar_files
+    from penstock.models.inspect.torch_session import NOT_SERVED, why_not_run
     from penstock.models.inspect.trial import try_model
 
-    facts = read_facts(Path(request.path))
-    recognition, trial = try_model(facts, request.hints, read_sidecar_files(Path(request.path)), request.pictures)
+    facts, sidecar = read_facts(Path(request.path)), read_sidecar_files(Path(request.path))
+    if why := why_not_run(facts, allows_code=request.allows_code):
+        return Inspection(facts, recognise(facts, request.hints, sidecar), Trial(), Verdict.UNSERVABLE, why)
+    facts, recognition, trial = try_model(facts, request.hints, sidecar, request.pictures)
+    verdict, reason = _verdict(recognition, trial)
+    if facts.file_format is FileFormat.TORCHSCRIPT and verdict is Verdict.SERVABLE:
+        verdict, reason = Verdict.UNSERVABLE, f"{reason}, but {NOT_SERVED}"
+    return Inspection(facts, recognition, trial, verdict, reason)
+
+
+def _verdict(recognition: Recognition, trial: Trial) -> tuple[Verdict, str]:
     open_questions = recognition.blocking_questions
     if not recognition.layout and not open_questions:
-        reason = "; ".join(recognition.warnings) or "its layout is not known"
-        return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, reason)
+        return Verdict.UNSERVABLE, "; ".join(recognition.warnings) or "its layout is not known"
     if open_questions:
         first = open_questions[0]
         choices = f" {' or '.join(first.choices)}" if len(first.choices) <= _MOST_CHOICES else ""
-        reason = f"{first.ambiguous}; use {first.flag}{choices}"
-        return Inspection(facts, recognition, trial, Verdict.AMBIGUOUS, reason)
+        return Verdict.AMBIGUOUS, f"{first.ambiguous}; use {first.flag}{choices}"
     if trial.failure:
-        return Inspection(facts, recognition, trial, Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}")
-    return Inspection(facts, recognition, trial, Verdict.SERVABLE, f"its layout is {recognition.layout}")
+        return Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}"
+    return Verdict.SERVABLE, f"its layout is {recognition.layout}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What an ONNX file declares, as plain values that can cross a process boundary."""
+"""What a model file declares, as plain values that can cross a process boundary."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from penstock.protocol.inference import Datatype
 
@@ -8,7 +9,20 @@ _LONGEST_AXIS = 24  # characters; exporters write whole formulas
 
 
 class UnreadableModel(Exception):
-    """The file is no ONNX model that can be inspected. str() is one sentence for the user, with the file's fault."""
+    """The file is no model that can be inspected. str() is one sentence for the user, with the file's fault."""
+
+
+class FileFormat(StrEnum):
+    """Of a model file. PT2: a program of torch.export."""
+
+    ONNX = "onnx"
+    TORCHSCRIPT = "torchscript"
+    PT2 = "pt2"
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether PyTorch runs it: its file can contain any code."""
+        return self is not FileFormat.ONNX
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,7 @@ class TensorFacts:
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the file declares. inputs: without initializers. tail: operator types near each output, nearest first.
+    outputs: empty for TorchScript, until a run shows them.
 
     metadata: metadata_props, bounded. external_data: locations, as in the file. custom_domains: of operators that
     ONNX Runtime does not have.
@@ -59,6 +74,7 @@ class ModelFacts:
     node_count: int = 0
     first_convolution_channels: int = 0  # input channels of the first Conv; 0 if it has none
     stem_kernel: int = 0  # largest side of the kernels that read 1 or 3 channels: 14 or 16 in a vision transformer
+    file_format: FileFormat = FileFormat.ONNX
 
     def output(self, name: str) -> TensorFacts | None:
         """The output of that name."""

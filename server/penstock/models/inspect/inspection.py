@@ -1,4 +1,4 @@
-"""Inspection of an ONNX file: the result's types, and inspect_file, which reads the file in a bounded child process."""
+"""Inspection of a model file: the result's types, and inspect_file, which reads the file in a bounded child process."""
 
 import os
 import signal
@@ -150,12 +150,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class InspectionRequest:
-    """The message to the child process. pictures: paths of encoded pictures for the trial; empty for the packaged."""
+    """The message to the child process. pictures: paths of encoded pictures for the trial; empty for the packaged.
+
+    allows_code: a PyTorch program, which can run any code, is run.
+    """
 
     path: str
     hints: Hints
     limits: Limits
     pictures: tuple[str, ...] = ()
+    allows_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +171,21 @@ class InspectionReply:
 
 
 def inspect_file(
-    path: Path, hints: Hints | None = None, limits: Limits | None = None, *, pictures: Sequence[Path] = ()
+    path: Path,
+    hints: Hints | None = None,
+    limits: Limits | None = None,
+    *,
+    pictures: Sequence[Path] = (),
+    allows_code: bool = False,
 ) -> Inspection:
     """Inspects the file in a bounded child process; this process never parses it. Blocks for limits.wall_s at most.
 
-    Raises UnreadableModel with one sentence if the file is bad, or if the child dies or exceeds a limit.
+    allows_code: run a PyTorch program, which can run any code. Raises UnreadableModel with one sentence if the file is
+    bad, or if the child dies or exceeds a limit.
     """
     limits = limits or Limits()
     size_bytes = checked_size(path, limits)
-    request = InspectionRequest(_text_of(path), hints or Hints(), limits, tuple(map(_text_of, pictures)))
+    request = InspectionRequest(_text_of(path), hints or Hints(), limits, tuple(map(_text_of, pictures)), allows_code)
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "penstock.models.inspect.child", str(os.getpid())],
@@ -211,7 +221,7 @@ def checked_size(path: Path, limits: Limits) -> int:
     try:
         size_bytes = path.stat().st_size
         if not path.is_file():
-            raise UnreadableModel(f"{path} is not a file; name an ONNX file")
+            raise UnreadableModel(f"{path} is not a file; name a model file")
     except OSError as error:
         raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
     if not size_bytes:

@@ -1,4 +1,4 @@
-"""Reads ModelFacts from an ONNX file without its external data. Run it in a bounded process: see inspection.py."""
+"""Reads ModelFacts from a model file without its external data. Run it in a bounded process: see inspection.py."""
 
 import hashlib
 from collections import deque
@@ -10,7 +10,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from penstock.models.inspect.facts import ModelFacts, TensorFacts, UnreadableModel
+from penstock.models.inspect import torch_file
+from penstock.models.inspect.facts import FileFormat, ModelFacts, TensorFacts, UnreadableModel
 from penstock.protocol.inference import Datatype
 
 MAX_NODES = 200_000
@@ -43,7 +44,10 @@ _RUNTIME_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft
 def read_facts(path: Path) -> ModelFacts:
     """What the file declares. Raises UnreadableModel with one sentence."""
     data = _read(path)
-    model = _parse(path, data)
+    if data.startswith(torch_file.ARCHIVE):
+        file_format, model = torch_file.read_archive(path, data)
+    else:
+        file_format, model = FileFormat.ONNX, _parse(path, data)
     graph = model.graph
     if not all(isinstance(text, str) for text in _texts(model)):
         raise UnreadableModel(f"{path} has names that are no UTF-8 text: the file is damaged; export it again")
@@ -56,7 +60,7 @@ def read_facts(path: Path) -> ModelFacts:
         raise UnreadableModel(f"{path} has {len(inputs)} inputs (limit {MAX_TENSORS})")
     if not inputs:
         raise UnreadableModel(f"{path} has no inputs; a vision model has one that takes the picture")
-    if not graph.output:
+    if not graph.output and file_format is not FileFormat.TORCHSCRIPT:
         raise UnreadableModel(f"{path} has no outputs")
     producers = _producers(path, graph, {tensor.name for tensor in inputs} | initializers)
     channels, kernel = _stem(graph)
@@ -80,6 +84,7 @@ def read_facts(path: Path) -> ModelFacts:
         node_count=len(graph.node),
         first_convolution_channels=channels,
         stem_kernel=kernel,
+        file_format=file_format,
     )
 
 
@@ -90,11 +95,9 @@ def _read(path: Path) -> bytes:
         raise UnreadableModel(f"{path} cannot be read: {error.strerror}") from None
 
 
-_EXPORT = "export it to ONNX, for Ultralytics with: yolo export model=best.pt format=onnx"
 _OTHER_FILES = (
     (b"version https://git-lfs", 0, "a Git LFS pointer, not the model: fetch the model with git lfs pull"),
-    (b"PK\x03\x04", 0, f"a PyTorch checkpoint or another archive: {_EXPORT}"),
-    (b"\x80", 0, f"a Python pickle, perhaps of PyTorch: {_EXPORT}"),
+    (b"\x80", 0, f"a Python pickle, perhaps of PyTorch: {torch_file.EXPORT_ONNX}"),
     (b"\xff\xd8\xff", 0, "a JPEG picture, not a model: add a model first, then send it with penstock infer"),
     (b"\x89PNG", 0, "a PNG picture, not a model: add a model first, then send it with penstock infer"),
     (b"GGUF", 0, "a language model (GGUF): Penstock serves vision models as ONNX files"),

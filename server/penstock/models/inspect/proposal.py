@@ -13,7 +13,7 @@ def proposed_config(facts: ModelFacts, recognition: Recognition, name: str, *, m
     """
     return ModelConfig(
         name=name,
-        backend="onnxruntime",
+        backend="torch" if facts.file_format.is_torch else "onnxruntime",
         max_batch_size=max_batch_size,
         inputs=tuple(
             _spec(tensor, recognition.input_shape if tensor.name == recognition.input_name else (), max_batch_size)

@@ -78,6 +78,9 @@ def recognise(
         near = tuple(difflib.get_close_matches(hints.layout, LAYOUTS, n=3, cutoff=0.4)) or (*LAYOUTS,)
         unknown = Question(f"there is no layout {hints.layout!r}", "--layout", near)
         return Recognition(input_name=model.image.name, questions=(unknown,))
+    if not facts.outputs:  # of TorchScript before its first run
+        questions = () if model.size is not None else (_size_question(model),)
+        return Recognition(input_name=model.image.name, input_size=model.size, questions=questions)
     match = _match(model)
     if model.hints.labels and (match is None or not match.class_count) and (recognised := _of_other_labels(model)):
         return recognised

@@ -18,6 +18,7 @@ from penstock.models.inspect.picture_views import MOST_PARTS, Picture, Views, pa
 from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
 from penstock.models.inspect.recognition import recognise
 from penstock.models.inspect.sidecar_files import SidecarFiles
+from penstock.models.inspect.torch_session import TorchSession
 from penstock.models.inspect.trial_outputs import Correction, OutputCheck, TrialOutputs
 from penstock.models.inspect.trial_session import TrialFailed, TrialSession
 from penstock.protocol.errors import InferenceError
@@ -74,7 +75,12 @@ class ModelTrial:
 
     def __init__(self, facts: ModelFacts, hints: Hints, sidecar: SidecarFiles) -> None:
         self._facts, self._hints, self._sidecar = facts, hints, sidecar
-        self._sessions: dict[tuple[int, ...], TrialSession] = {}
+        self._sessions: dict[tuple[int, ...], TrialSession | TorchSession] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        """With the outputs that a run showed."""
+        return self._facts
 
     def run(self, pictures: Sequence[Picture]) -> tuple[Recognition, Trial]:
         """The recognition after all corrections, and the trial's outcome."""
@@ -102,10 +108,11 @@ class ModelTrial:
         image = next(tensor for tensor in self._facts.inputs if tensor.name == recognition.input_name)
         try:
             outputs = self._session(()).run(self._grey(image, recognition.input_size))
-        except TrialFailed:
-            return recognition
+        except TrialFailed as error:
+            return recognition if self._facts.outputs else replace(recognition, warnings=(str(error),))
+        declared = self._facts.outputs or tuple(_undeclared(name, array) for name, array in outputs.items())
         self._facts = replace(
-            self._facts, outputs=tuple(replace(one, measured=outputs[one.name].shape) for one in self._facts.outputs)
+            self._facts, outputs=tuple(replace(one, measured=outputs[one.name].shape) for one in declared)
         )
         return recognise(self._facts, self._hints, self._sidecar)
 
@@ -125,11 +132,15 @@ class ModelTrial:
                 feed[tensor.name] = size_array(sizes, tensor.datatype, len(tensor.shape))
         return feed
 
-    def _session(self, shape: tuple[int, ...], name: str = "") -> TrialSession:
+    def _session(self, shape: tuple[int, ...], name: str = "") -> TrialSession | TorchSession:
+        if self._facts.file_format.is_torch:
+            shape = ()  # a program's inputs have no declared shapes to change
         if shape not in self._sessions:
             if self._facts.external_data and shape:
                 raise TrialFailed("its declared input shape cannot be changed, because its weights are in other files")
-            self._sessions = {shape: TrialSession(self._facts, name, shape)}
+            is_torch = self._facts.file_format.is_torch
+            opened = TorchSession(self._facts) if is_torch else TrialSession(self._facts, name, shape)
+            self._sessions = {shape: opened}
         return self._sessions[shape]
 
     def _try(self, recognition: Recognition, pictures: Sequence[Picture]) -> tuple[VisionCard, list[Run]]:
@@ -273,18 +284,19 @@ class ModelTrial:
 
 def try_model(
     facts: ModelFacts, hints: Hints, sidecar: SidecarFiles, paths: Sequence[str]
-) -> tuple[Recognition, Trial]:
+) -> tuple[ModelFacts, Recognition, Trial]:
     """The recognition after a trial on the pictures of these paths, or on the packaged ones."""
     try:
         pictures = read_pictures(paths)
     except TrialFailed as error:
-        return recognise(facts, hints, sidecar), Trial(failure=str(error))
-    recognition, trial = ModelTrial(facts, hints, sidecar).run(pictures)
-    if not hints.layout or not recognition.layout:
-        return recognition, trial
-    return _without_contradiction(
-        recognition, trial, lambda: ModelTrial(facts, replace(hints, layout=""), sidecar).run(pictures)
-    )
+        return facts, recognise(facts, hints, sidecar), Trial(failure=str(error))
+    trial = ModelTrial(facts, hints, sidecar)
+    recognition, outcome = trial.run(pictures)
+    if hints.layout and recognition.layout:
+        recognition, outcome = _without_contradiction(
+            recognition, outcome, lambda: ModelTrial(trial.facts, replace(hints, layout=""), sidecar).run(pictures)
+        )
+    return trial.facts, recognition, outcome
 
 
 def _without_contradiction(
@@ -311,6 +323,14 @@ def _without_contradiction(
     failure = f"--layout {layout} does not decode the outputs of the trial pictures: {why}; {advice}"
     questions = tuple(question for question in recognition.questions if not question.is_blocking)
     return replace(recognition, questions=questions), replace(trial, failure=failure)
+
+
+def _undeclared(name: str, array: Array) -> TensorFacts:
+    """An output of TorchScript, by a run of one picture: a first axis of 1 is the batch."""
+    has_batch = array.shape[:1] == (1,)
+    shape = (-1, *array.shape[1:]) if has_batch else array.shape
+    axes = ("batch" if has_batch else "", *[""] * (array.ndim - 1))[: array.ndim]
+    return TensorFacts(name, tensor_from_numpy(name, array).datatype, shape, axes)
 
 
 def _sentence(error: Exception) -> str:

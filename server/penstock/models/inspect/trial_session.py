@@ -11,13 +11,13 @@ from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
 from penstock.models.inspect.facts import ModelFacts
 from penstock.protocol.inference import Array
 
-_MAX_OUTPUT_BYTES = 1 << 30
+MAX_OUTPUT_BYTES = 1 << 30
 _THREADS = 2
 _FATAL = 4  # what fails is reported as a sentence
 
 
 class TrialFailed(Exception):
-    """ONNX Runtime cannot open or run the model. str() is its reason."""
+    """The model cannot be opened or run. str() is its reason."""
 
 
 class TrialSession:
@@ -47,7 +47,7 @@ class TrialSession:
         for name, array in zip(self._names, arrays, strict=True):
             if not isinstance(array, np.ndarray) or array.dtype == np.object_:
                 raise TrialFailed(f"its output {name!r} is no tensor of numbers")
-            if array.nbytes > _MAX_OUTPUT_BYTES:
+            if array.nbytes > MAX_OUTPUT_BYTES:
                 raise TrialFailed(f"its output {name!r} has {array.nbytes} bytes for one picture")
         return dict(zip(self._names, arrays, strict=True))
 
