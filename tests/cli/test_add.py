@@ -4,10 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import Call, StandIn
 from tests.models.add.test_add import write_yolox
+from tests.models.inspect.made_models import constant_model
 
 UNUSED_URL = "http://127.0.0.1:9"
 FLAGS = ("--layout", "yolox", "--color", "bgr")
@@ -46,6 +48,17 @@ def test_add_as_json_is_one_object_a_model_and_nothing_else(penstock: Call, tmp_
         ("b", "yolox", 8, True),
     ]
     assert "will be loaded at the next `penstock up`" in rows[0]["state"]
+
+
+def test_what_is_assumed_is_a_note_and_in_the_models_page(penstock: Call, tmp_path: Path) -> None:
+    """A classifier without metadata gets ImageNet's mean, deviation and labels, and says so."""
+    path = constant_model(tmp_path / "c.onnx", {"out": np.zeros((1, 1000), np.float32)}, image=(1, 3, 32, 32))
+    answer = penstock("models", "add", path, "--no-load")
+    assert answer.exit_code == 0, answer.stderr
+    page = (home() / "models" / "c" / "MODEL.md").read_text()
+    for text in (answer.stdout, page):
+        assert "assumed: ImageNet's mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225" in text
+        assert "assumed: ImageNet's labels" in text
 
 
 def test_added_model_passes_the_check(penstock: Call, tmp_path: Path) -> None:

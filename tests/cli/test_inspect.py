@@ -44,6 +44,15 @@ def test_an_open_question_names_its_flag(tmp_path: Path) -> None:
     assert inspect(str(path), "--layout", "classification").exit_code == 0
 
 
+def test_what_is_assumed_is_a_line_of_its_own(tmp_path: Path) -> None:
+    """A classifier without metadata: ImageNet's mean and labels, on the page and in the JSON."""
+    path = constant_model(tmp_path / "x.onnx", {"out": np.zeros((1, 1000), np.float32)}, image=(1, 3, 32, 32))
+    page = inspect(str(path)).stdout
+    assert "assumed   ImageNet's mean 0.485, 0.456, 0.406" in page
+    assert "ImageNet's labels" in page
+    assert len(json.loads(inspect(str(path), "--json").stdout)["recognition"]["assumptions"]) == 2
+
+
 def test_the_json_is_the_whole_inspection(detector: Path) -> None:
     """One object: facts, recognition, trial, verdict."""
     found = json.loads(inspect(str(detector), "--json").stdout)

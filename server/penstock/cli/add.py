@@ -254,6 +254,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
         batches=added.batches.why,
         evidence=(*recognition.evidence, *trial.evidence),
         warnings=(
+            *(f"assumed: {sentence}" for sentence in recognition.assumptions),
             *recognition.warnings,
             *trial.warnings,
             *map(question_text, recognition.questions),

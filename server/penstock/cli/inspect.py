@@ -82,6 +82,7 @@ def rows(found: Inspection) -> Iterator[tuple[str, str]]:
     yield from _listed("data", [f"in another file: {location}" for location in facts.external_data])
     yield from _card(found)
     yield from _trial(found)
+    yield from _listed("assumed", list(found.recognition.assumptions))
     yield from _listed("warning", [*found.recognition.warnings, *found.trial.warnings])
     yield from _listed("open", [question_text(question) for question in found.recognition.questions])
     yield "verdict", _verdict(found)

@@ -356,7 +356,8 @@ def model_page(name: str, inspection: Inspection, batches: Batches, origin: str)
         rows.append(("rows per second on one core", speeds))
     why = "\n".join(f"* {sentence}" for sentence in (*recognition.evidence, *inspection.trial.evidence))
     table = "\n".join(f"| {key} | {value.replace('|', chr(0x2758))} |" for key, value in rows)
-    warnings = "\n".join(f"* {sentence}" for sentence in (*recognition.warnings, *inspection.trial.warnings))
+    assumed = [f"assumed: {sentence}" for sentence in recognition.assumptions]
+    warnings = "\n".join(f"* {sentence}" for sentence in (*assumed, *recognition.warnings, *inspection.trial.warnings))
     return f"# {name}\n\n| | |\n|---|---|\n{table}\n\n## How its card was found\n\n{why}\n" + (
         f"\n## Warnings\n\n{warnings}\n" if warnings else ""
     )

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from penstock.models.inspect.facts import UnreadableModel
-from penstock.models.inspect.inspection import Limits, Verdict, inspect_file
-from tests.models.inspect.made_models import constant_model
+from penstock.models.inspect.inspection import Hints, Limits, Verdict, inspect_file
+from tests.models.inspect.made_models import constant_model, inspected, numbers, ultralytics
 
 
 def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> None:
@@ -82,3 +83,46 @@ def test_yolox_is_recognised_without_metadata(shared_dir: Path) -> None:
     found = inspect_file(shared_dir / "models" / "yolox_nano.onnx")
     assert found.recognition.layout == "yolox"
     assert found.recognition.parameters["model-color-format"] == "1"
+
+
+IMAGENET_NORM = (
+    "ImageNet's mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225 of 0 to 1, which the file does not state; "
+    "--mean, --std and --scale change it"
+)
+IMAGENET_LABELS = "ImageNet's labels, as the file has no names for its 1000 classes; --labels changes them"
+TEN = tuple(f"class {number}" for number in range(10))
+
+
+@pytest.mark.parametrize(
+    ("count", "hints", "assumed"),
+    [
+        (1000, Hints(), (IMAGENET_NORM, IMAGENET_LABELS)),
+        (1000, Hints(labels=TEN * 100), (IMAGENET_NORM,)),
+        (10, Hints(labels=TEN, color="bgr"), (IMAGENET_NORM,)),
+        (10, Hints(labels=TEN, mean=(0.5,), std=(0.5,)), ()),
+        (10, Hints(labels=TEN, scale=1.0), ()),
+        (10, Hints(labels=TEN, parameters={"net-scale-factor": "1"}), ()),
+    ],
+)
+def test_what_is_assumed_of_a_classifier_is_listed(
+    tmp_path: Path, count: int, hints: Hints, assumed: tuple[str, ...]
+) -> None:
+    """The file states no mean, deviation or labels: the usual ones are named, with the flags that change them."""
+    path = constant_model(tmp_path / "model.onnx", {"out": numbers(1, count)}, image=(1, 3, 224, 224))
+    found = inspected(path, hints)
+    assert (found.verdict, found.recognition.assumptions) == (Verdict.SERVABLE, assumed)
+
+
+def test_metadata_leaves_nothing_to_assume(tmp_path: Path) -> None:
+    """Ultralytics' classifiers have names, and their scale is known."""
+    metadata = ultralytics("classify", TEN, (224, 224))
+    path = constant_model(tmp_path / "model.onnx", {"out": numbers(1, 10)}, image=(1, 3, 224, 224), metadata=metadata)
+    assert inspected(path).recognition.assumptions == ()
+
+
+def test_uint8_pixels_have_no_mean_to_assume(tmp_path: Path) -> None:
+    """The graph scales them."""
+    path = constant_model(
+        tmp_path / "m.onnx", {"out": numbers(1, 1000)}, image=(1, 3, 224, 224), image_type=TensorProto.UINT8
+    )
+    assert inspected(path).recognition.assumptions == (IMAGENET_LABELS,)

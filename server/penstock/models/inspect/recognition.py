@@ -53,6 +53,7 @@ _BODY = (
     "right_wrist;left_hip;right_hip;left_knee;right_knee;left_ankle;right_ankle"
 )
 _BODY_SKELETON = "15-13;13-11;16-14;14-12;11-12;5-11;6-12;5-6;5-7;6-8;7-9;8-10;1-2;0-1;0-2;1-3;2-4;3-5;4-6"
+_SCALE = "net-scale-factor"
 _PATCH = 14  # least kernel of a vision transformer's patches
 
 
@@ -209,7 +210,8 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
         input_size=None if _follows_picture(model, match) else model.size,
         input_shape=_input_shape(model, match),
         rows_follow_batch=match.rows_follow_batch,
-        evidence=(*match.why, *_preprocessing_evidence(model, family), *_labels_evidence(model, match, labelled.names)),
+        evidence=(*match.why, *_preprocessing_evidence(model, family), *_labels_evidence(model, labelled.names)),
+        assumptions=(*_assumed_normalisation(model, family), *_assumed_labels(model, match, labelled.names)),
         questions=(*questions, *point_questions),
         warnings=(*match.warnings, *labelled.warnings, *_size_warnings(model)),
     )
@@ -239,14 +241,25 @@ def _preprocessing_evidence(model: ModelSignature, family: Family) -> tuple[str,
     return (f"pictures: {family.resize.value}, {color}, {pixels}, {origin}{source}",)
 
 
-def _labels_evidence(model: ModelSignature, match: LayoutMatch, names: tuple[str, ...]) -> tuple[str, ...]:
-    if not names or names == match.labels:
+def _labels_evidence(model: ModelSignature, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"{len(names)} labels from {model.names_origin}",) if names and names == model.names else ()
+
+
+def _assumed_normalisation(model: ModelSignature, family: Family) -> tuple[str, ...]:
+    """Classifiers are trained with several; ImageNet's is the usual one."""
+    hints = (model.hints, model.metadata.hints)
+    is_given = any(one.mean or one.std or one.scale is not None or _SCALE in one.parameters for one in hints)
+    if is_given or family.name != "classify" or model.image.datatype is Datatype.UINT8:
         return ()
-    if names == model.names:
-        return (f"{len(names)} labels from {model.names_origin}",)
+    return (f"ImageNet's {_range(family)}, which the file does not state; --mean, --std and --scale change it",)
+
+
+def _assumed_labels(model: ModelSignature, match: LayoutMatch, names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names or names in (match.labels, model.names):
+        return ()
     known = "ImageNet's" if len(names) >= 1000 else "COCO's"
     count = f"{match.class_count} classes" if match.class_count else "classes"
-    return (f"labels: the file has no names for its {count}; {known} are used",)
+    return (f"{known} labels, as the file has no names for its {count}; --labels changes them",)
 
 
 def _range(family: Family) -> str:

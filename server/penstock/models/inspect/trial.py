@@ -38,7 +38,7 @@ _MAX_VALUES = 1 << 28  # of an input: 16 pictures of 2400x2400 pixels
 _ROUNDS = 3  # a trial can change the layout, and then that layout's preprocessing is tried
 _KNOWN_PREPROCESSING = ("center-heatmap",)  # Penstock's own network
 _SLOW_S, _TOO_SLOW_S = 1.0, 4.0  # a run from which pictures are not mirrored, and no alternative is tried
-_NEEDED_TO_DECODE = {"--labels", "--parameter", "--input-size"}  # flags without which decoding can fail
+_NEEDED_TO_DECODE = {"--labels", "--parameter", "--input-size", "--mean", "--std"}  # without them, it can fail
 _LOW = 0.05  # threshold of the comparisons
 _PARTS_S, _FEWEST_PARTS = 10.0, 12  # time for parts of pictures in both colour orders, and how many it must allow
 
@@ -309,7 +309,7 @@ def _without_contradiction(
     layout = recognition.layout
     open_flags = {question.flag for question in recognition.blocking_questions}
     asked = [one for one in recognition.blocking_questions if one.flag == "--layout" and not one.choices]
-    if not asked and (not trial.failure or open_flags & _NEEDED_TO_DECODE):
+    if open_flags & _NEEDED_TO_DECODE or not (asked or trial.failure):
         return recognition, trial
     why = trial.failure or asked[0].ambiguous.removesuffix(NOT_DECODED)
     other, outcome = recognised()
