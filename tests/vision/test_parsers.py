@@ -12,8 +12,9 @@ from penstock.protocol.errors import EngineFailed, Overloaded
 from penstock.protocol.inference import Datatype, InferResponse, Tensor, tensor_from_bytes, tensor_from_numpy
 from penstock.protocol.vision_results import Classes, Detections
 from penstock.vision.card import VisionCard
-from penstock.vision.layouts.layout import MAX_CANDIDATES, LayoutOptions, non_maximum_suppression
+from penstock.vision.layouts.layout import LayoutOptions
 from penstock.vision.layouts.registry import LAYOUTS, find_layout
+from penstock.vision.layouts.suppression import MAX_CANDIDATES, non_maximum_suppression
 from penstock.vision.preprocess import Geometry
 from penstock.vision.results import parse
 from penstock.vision.spec import NetworkType, PrepareSpec
@@ -282,3 +283,27 @@ def test_suppression_of_more_boxes_than_it_takes_keeps_the_best() -> None:
     xyxy = np.tile(np.arange(count, dtype=np.float32)[:, None] * 2, 4) + np.array([0, 0, 1, 1], np.float32)
     kept = non_maximum_suppression(xyxy, np.linspace(0, 1, count, dtype=np.float32), np.zeros(count, np.int64), 0.5)
     assert kept.tolist() == list(range(count - 1, count - 1 - MAX_CANDIDATES, -1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("threshold", [0.0, 0.45, 1.0])
+def test_suppression_of_many_boxes_equals_the_plain_double_loop(seed: int, threshold: float) -> None:
+    """Most overlap none of their class; some touch, are equal, or have equal scores."""
+    generator = np.random.default_rng(seed)
+    corner = generator.integers(-50, 600, (700, 2))
+    corner[600:] = corner[:100] + generator.integers(0, 4, (100, 2))
+    xyxy = np.concatenate([corner, corner + generator.integers(4, 60, (700, 2))], axis=1).astype(np.float32)
+    score = (generator.integers(1, 400, 700) / 400).astype(np.float32)
+    class_id = generator.integers(0, 40, 700)
+    class_id[600:] = class_id[:100]
+    plain = plain_suppression(xyxy, score, class_id, threshold)
+    assert len(plain) > 500 or threshold == 0.0
+    assert non_maximum_suppression(xyxy, score, class_id, threshold).tolist() == plain
+
+
+@pytest.mark.filterwarnings("error")
+def test_suppression_of_many_huge_boxes_has_no_warning() -> None:
+    """Their areas would overflow float32."""
+    xyxy = np.tile(np.array([[-3e38, -3e38, 3e38, 3e38]], np.float32), (900, 1))
+    found = non_maximum_suppression(xyxy, np.full(900, 0.5, np.float32), np.arange(900) % 90, 0.45)
+    assert found.tolist() == list(range(90))

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from penstock.gateway.rest.image_results import MaskForm
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.request_checks import quoted
-from penstock.vision.layouts.layout import MAX_CANDIDATES
+from penstock.vision.layouts.suppression import MAX_CANDIDATES
 from penstock.vision.results import CARD_DEFAULTS, ResultOptions
 
 _MAX_PARAMETERS = 64

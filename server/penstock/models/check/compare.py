@@ -12,7 +12,7 @@ from penstock.models.check.golden import OutputRecord, PictureRecord, PictureTol
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import FLOATS, Array, Datatype, Tensor
 from penstock.protocol.vision_results import Classes, Detections, VisionResult
-from penstock.vision.layouts.layout import overlaps
+from penstock.vision.layouts.suppression import overlaps
 
 SAMPLE_COUNT = 64
 # Relative to an output's root mean square, and to each number. Covers FP32 arithmetic in any order: FastestDet with and

@@ -19,7 +19,7 @@ from penstock.protocol.vision_results import (
     SegmentationMap,
     VisionResult,
 )
-from penstock.vision.layouts.layout import overlaps
+from penstock.vision.layouts.suppression import overlaps
 from penstock.vision.results import parse
 
 IOU = 0.5

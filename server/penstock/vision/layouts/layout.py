@@ -1,4 +1,4 @@
-"""Interface of output layouts: Layout, its options, validated outputs, NMS, and the last steps of detectors.
+"""Interface of output layouts: Layout, its options, validated outputs, and the last steps of detectors.
 
 A module of this package decodes one family of layouts; registry.py lists them.
 """
@@ -6,7 +6,7 @@ A module of this package decodes one family of layouts; registry.py lists them.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from penstock.protocol.errors import EngineFailed, TooLarge
 from penstock.protocol.inference import Array, Datatype, FloatArray, InferResponse, IntArray, Tensor
 from penstock.protocol.vision_results import Detections, VisionResult
+from penstock.vision.layouts.suppression import MAX_CANDIDATES, MAX_PIXEL, non_maximum_suppression
 from penstock.vision.preprocess import Geometry
 from penstock.vision.spec import NetworkType
 
@@ -220,58 +221,12 @@ class Outputs:
         raise self.broken(tensor.name, f"has shape {list(tensor.shape)}, in which {where} has no {rank}-D part")
 
 
-MAX_CANDIDATES = 1024
-_MAX_PIXEL = 1e6  # coordinates are clipped to it: differences and areas then never overflow
-
-
 def stride_of(cells: int, geometry: Geometry) -> int | None:
     """The stride, 4 to 128, of the grid that covers the network's image with so many cells; None if there is none."""
     for stride in (4, 8, 16, 32, 64, 128):
         if math.ceil(geometry.network_width / stride) * math.ceil(geometry.network_height / stride) == cells:
             return stride
     return None
-
-
-def non_maximum_suppression(xyxy: FloatArray, score: FloatArray, class_id: IntArray, iou_threshold: float) -> IntArray:
-    """Indices of the selected boxes by descending score: greedy, per class, among the best MAX_CANDIDATES.
-
-    score: above 0. Empty boxes are not selected.
-    """
-    order = np.argsort(-score, kind="stable")
-    order = order[(xyxy[order, 2:] > xyxy[order, :2]).all(axis=1)][:MAX_CANDIDATES]
-    if not len(order):
-        return order.astype(np.int64)
-    boxes = np.clip(xyxy[order].astype(np.float64), -_MAX_PIXEL, _MAX_PIXEL)
-    boxes[:, 2:] -= boxes[:, :2]
-    boxes[:, :2] -= boxes[:, :2].min(axis=0)  # OpenCV separates the classes by an offset, which needs positive corners
-    scores, classes = score[order].astype(np.float32), class_id[order].astype(np.int32)
-    suppress: Any = cv2.dnn.NMSBoxesBatched  # its stubs do not know arrays
-    selected = suppress(boxes, scores, classes, 0.0, float(iou_threshold))
-    return order[np.asarray(selected, np.int64).reshape(-1)].astype(np.int64)
-
-
-def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None)
-    areas: npt.NDArray[Any] = sides[:, 0] * sides[:, 1]
-    return areas
-
-
-def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Intersection over union of boxes (n, 4) and (m, 4): (n, m); 0 if both boxes are empty."""
-    areas = _areas(one)[:, np.newaxis] + _areas(other)[np.newaxis]
-    return _intersection_over_union(one[:, np.newaxis], other[np.newaxis], areas)
-
-
-def _intersection_over_union(
-    one: npt.NDArray[Any], other: npt.NDArray[Any], areas: npt.NDArray[Any]
-) -> npt.NDArray[Any]:
-    """Of boxes (…, 4) that broadcast to each other. areas: the sum of both; 0 where it is 0."""
-    low, high = np.maximum(one[..., :2], other[..., :2]), np.minimum(one[..., 2:], other[..., 2:])
-    sides = np.clip(high - low, 0.0, None)
-    shared = sides[..., 0] * sides[..., 1]
-    union = areas - shared
-    found: npt.NDArray[Any] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-    return found
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
@@ -353,7 +308,7 @@ def corners_of(cxcywh: FloatArray) -> FloatArray:
     """Boxes (n, 4) with their centre, width and height, as x0, y0, x1, y1; within ±1e6."""
     centre, half = cxcywh[:, :2].astype(np.float64), cxcywh[:, 2:4].astype(np.float64) / 2
     xyxy = np.concatenate([centre - half, centre + half], axis=1)
-    clipped: FloatArray = np.clip(xyxy, -_MAX_PIXEL, _MAX_PIXEL).astype(np.float32)
+    clipped: FloatArray = np.clip(xyxy, -MAX_PIXEL, MAX_PIXEL).astype(np.float32)
     return clipped
 
 
