@@ -247,7 +247,7 @@ class Outliers:
 # Error texts of: ONNX Runtime's arena and CUDA calls · torch, CUDA and TensorRT · cuBLAS and cuDNN · TensorFlow ·
 # Triton's Python backend, whose tensors pass through /dev/shm · Python, numpy and C++
 _OUT_OF_MEMORY = re.compile(
-    r"failed to allocate memory|cuda failure 2\b"
+    r"failed to allocate memory|available memory of \d+ is smaller than requested bytes|cuda failure 2\b"
     r"|out[ _]of[ _]memory|cudaErrorMemoryAllocation|requested amount of gpu memory"
     r"|STATUS_ALLOC_FAILED"
     r"|\bOOM when allocating"

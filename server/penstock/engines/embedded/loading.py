@@ -10,6 +10,7 @@ import onnxruntime as ort
 from tritonclient.grpc import model_config_pb2
 
 from penstock.engines.config_pbtxt import config_from_proto
+from penstock.engines.embedded.arena import shared_arena
 from penstock.engines.embedded.model_version import OpenedVersion
 from penstock.engines.embedded.repository import (
     Fingerprint,
@@ -170,7 +171,7 @@ def _open_version(
     budget = thread_budget(given, is_one_session=True)
     options = session_options(given, budget)
     if memory is not None and placement.providers == CPU_ONLY:
-        memory.check()
+        _limit_memory(memory, options)
     session = open_session(path, options, placement.providers)
     signature = read_signature(session)
     full = completed_config(config, signature)
@@ -186,6 +187,13 @@ def _open_version(
     log.debug("model opened", model=folder.name, version=version, session=describe(as_dict, options, budget))
     instances = config_from_proto(full).instance_count
     return OpenedVersion(folder.name, version, full, rules, ort_model, instances, _labels(full, folder.path))
+
+
+def _limit_memory(memory: MemoryLimit, options: ort.SessionOptions) -> None:
+    memory.check()
+    if options.enable_cpu_mem_arena and (arena := shared_arena()) is not None:
+        arena.use(options)
+        memory.add(arena)
 
 
 def _labels(config: model_config_pb2.ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:

@@ -251,7 +251,10 @@ class LoadedVersion:
 
     def _free(self) -> None:
         """Runs in a thread, because freeing a large session takes long."""
+        memory = self._ort_model.memory
         del self._ort_model
+        if memory is not None:
+            memory.release()
 
     def _response(self, request: InferRequest, rows: int, ran: _Ran) -> InferResponse:
         infer_ns = ran.times.total - ran.times.queue

@@ -15,7 +15,7 @@ from .threads import CGROUP_ROOT, cgroup_folders
 MIB = 1 << 20
 CHECK_EVERY_S = 1.0
 LONG_RUN_S = 0.005  # a run that fills much memory takes longer, so that shorter ones need no check
-_RESERVE = 0.08  # of all memory, for other processes
+RESERVE = 0.08  # of all memory, for other processes
 _LEAST_ROOM_BYTES = 128 * MIB  # the process may grow by this much even if the machine has no memory left
 _PRESSURE = 0.15  # of the limit: with less room, models give back what they do not use
 _NO_LIMIT = 1 << 60
@@ -45,6 +45,12 @@ def machine_bytes(
             cached = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # v1's own value excludes children
             total, available = min(total, limit), min(available, limit - used + cached)
     return total, max(available, 0)
+
+
+def mapped_bytes(status: Path = Path("/proc/self/status")) -> tuple[int, int] | None:
+    """This process's private memory: (mapped, in use). None if not known."""
+    own = _numbers(status)
+    return (own["VmData"] * 1024, own["RssAnon"] * 1024) if {"VmData", "RssAnon"} <= own.keys() else None
 
 
 class MemoryLimit:
@@ -90,14 +96,13 @@ class MemoryLimit:
 
     def _adapt(self) -> bool:
         """Sets the limit. Returns whether little room is left."""
-        machine, own = machine_bytes(), _numbers(Path("/proc/self/status"))
-        if machine is None or not {"VmData", "RssAnon"} <= own.keys():
+        machine, own = machine_bytes(), mapped_bytes()
+        if machine is None or own is None:
             return False
-        total, available = machine
-        mapped, used = own["VmData"] * 1024, own["RssAnon"] * 1024
+        (total, available), (mapped, used) = machine, own
         if self._untouched_bytes is None:
             self._untouched_bytes = max(mapped - used, 0)  # such as stacks of threads: they count, but take no memory
-        room = max(available - int(total * _RESERVE), _LEAST_ROOM_BYTES)
+        room = max(available - int(total * RESERVE), _LEAST_ROOM_BYTES)
         limit = self._untouched_bytes + used + room
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         if hard != resource.RLIM_INFINITY:
@@ -106,7 +111,9 @@ class MemoryLimit:
         return limit - mapped < limit * _PRESSURE
 
 
-_OUT_OF_MEMORY = re.compile(r"bad_alloc|failed to allocate memory|MemoryError", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|failed to allocate memory|available memory of \d+ is smaller than requested|MemoryError", re.IGNORECASE
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from .config import Config, OnnxTensorSpec, OrtLoadError, OrtRequestError, Signature
+from .config import Config, OnnxTensorSpec, OrtLoadError, OrtRequestError, Signature, read_signature
 from .memory import CHECK_EVERY_S, LONG_RUN_S, MemoryLimit, is_out_of_memory
 from .threads import ThreadBudget
 
@@ -188,7 +188,7 @@ class OrtModel:
         self, session: ort.InferenceSession, signature: Signature, config: Config, memory: MemoryLimit | None = None
     ) -> None:
         """memory: of the process, or None for no limit. It applies if the session has only the CPU's provider."""
-        self._session, self._signature = session, signature
+        self._session = session
         self._config = config
         self._run_options = self.run_options()
         inputs = (*signature.inputs, *signature.overridable)
@@ -199,9 +199,9 @@ class OrtModel:
             for entry in config.get("output", [])
         }
 
-        self._memory = memory if session.get_providers() == CPU_ONLY else None
-        if self._memory is not None:
-            self._memory.add(self)
+        self.memory = memory if session.get_providers() == CPU_ONLY else None
+        if self.memory is not None:
+            self.memory.add(self)
 
     def run_options(self) -> ort.RunOptions:
         """Options of a run by the configuration. Setting `terminate` ends the run at its next node."""
@@ -209,7 +209,7 @@ class OrtModel:
 
     def run(self, names: Sequence[str], inputs: Mapping[str, Any], options: ort.RunOptions | None = None) -> list[Any]:
         """The outputs `names`, in that order. Raises OrtRequestError with ONNX Runtime's reason."""
-        memory = self._memory
+        memory = self.memory
         if memory is not None:
             memory.check(CHECK_EVERY_S)
         started = time.monotonic()
@@ -224,16 +224,8 @@ class OrtModel:
         return [self._from_ort(name, array) for name, array in zip(names, arrays, strict=True)]
 
     def release_memory(self) -> None:
-        """Frees the parts of the session's arena that no run uses: ONNX Runtime does that at the end of a run.
-
-        This run ends before its first node.
-        """
-        options = ort.RunOptions()
-        options.terminate = True
-        options.log_severity_level = SEVERITY_FATAL
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        with contextlib.suppress(*ORT_ERRORS):
-            self._session.run(None, {spec.name: _smallest(spec) for spec in self._signature.inputs}, options)
+        """Returns unused memory of the session's arena to the system."""
+        release_arena(self._session)
 
     def _to_ort(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         feed = dict(inputs)
@@ -248,6 +240,19 @@ class OrtModel:
     def _from_ort(self, name: str, array: Any) -> Any:
         """Gives a scalar the configuration's shape, as NGC's backend does; the engine applies a reshape."""
         return array.reshape(self._output_dims[name]) if array.ndim == 0 else array
+
+
+def release_arena(session: ort.InferenceSession) -> None:
+    """Frees the parts of the session's arena that no run uses: ONNX Runtime does that at the end of a run.
+
+    This run ends before its first node.
+    """
+    options = ort.RunOptions()
+    options.terminate = True
+    options.log_severity_level = SEVERITY_FATAL
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    with contextlib.suppress(*ORT_ERRORS):
+        session.run(None, {spec.name: _smallest(spec) for spec in read_signature(session).inputs}, options)
 
 
 _DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "STRING": "object"}  # others by their own names
@@ -285,5 +290,5 @@ def ort_error_text(error: BaseException) -> str:
     node = r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
     text = re.sub(node, lambda found: f"{found[1]} node '{found[2]}': ", text)
     text = re.sub(r"/\S+\.(?:cc|cpp|h|cu|cuh):\d+ ", "", text)
-    text = re.sub(r"void\* onnxruntime::.*(?=Failed to allocate)", "", text)
+    text = re.sub(r"void\* onnxruntime::.*(?=Failed to allocate|Available memory)", "", text)
     return " ".join(text.split()) or type(error).__name__
