@@ -215,7 +215,7 @@ def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient |
 def _record(added: "AddedModel") -> str:
     """Records golden.json for `models check`. Returns the reason if it fails, or ""."""
     if added.inspection.facts.file_format.is_torch:
-        return f"no golden answer is recorded without Triton: load it, then penstock models check {added.name} --record"
+        return "no golden answer is recorded without Triton; `models check` can record one of the loaded model"
     from penstock.cli.check_request import CheckContext, NotCheckable
     from penstock.cli.check_result import record_golden
     from penstock.models.check.golden import GoldenError

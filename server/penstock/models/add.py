@@ -13,7 +13,7 @@ from penstock.models.added_folder import ADDED_BY, ONNX_FILE, Batches, CannotAdd
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file, memory_limit_bytes
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
-from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, onnx_file_of
+from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, model_file_of
 from penstock.process_limits import limited_memory
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.request_checks import MAX_MODEL_NAME, check_new_model_name
@@ -90,7 +90,7 @@ def add_model(
     check_name(name)
     _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     on_stage("inspecting")
-    file = onnx_file_of(source) if source.is_dir() else source
+    file = model_file_of(source) if source.is_dir() else source
     try:
         inspection = inspect_file(
             file, options.hints, options.limits, pictures=options.pictures, allows_code=options.allows_code

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2
 
 from penstock.engines.config_pbtxt import config_from_proto, read_proto
 from penstock.engines.load_policy import check_model
-from penstock.models.added_folder import ADDED_BY, Batches, CannotAdd, model_page, proto_text
+from penstock.models.added_folder import ADDED_BY, ONNX_FILE, TORCH_FILE, Batches, CannotAdd, model_page, proto_text
 from penstock.models.inspect.inspection import Inspection
 from penstock.models.inspect.proposal import proposed_config
 from penstock.protocol.engine import ModelConfig
@@ -29,15 +29,16 @@ def is_model_folder(path: Path) -> bool:
     return path.is_dir() and ((path / CONFIG_FILE).is_file() or bool(_versions(path)))
 
 
-def onnx_file_of(folder: Path) -> Path:
-    """The ONNX file of the newest version. Raises CannotAdd."""
+def model_file_of(folder: Path) -> Path:
+    """The model's file of the newest version. Raises CannotAdd."""
     versions = _versions(folder)
     if not versions:
         raise CannotAdd(f"{folder} has no version: put its file into {folder / '1' / 'model.onnx'}")
-    named = _proto(folder).default_model_filename or "model.onnx"
-    path = versions[-1] / named
+    proto = _proto(folder)
+    usual = (TORCH_FILE if proto.backend == "torch" else ONNX_FILE).name
+    path = versions[-1] / (proto.default_model_filename or usual)
     if not path.is_file():
-        raise CannotAdd(f"{path} does not exist; only ONNX models can be added")
+        raise CannotAdd(f"{path} does not exist; only ONNX models and programs of torch.export can be added")
     return path
 
 

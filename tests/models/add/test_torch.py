@@ -73,6 +73,20 @@ def test_a_program_without_proven_batches_takes_one_picture_a_call(
     assert (config.max_batch_size, config.inputs[0].shape) == (0, (1, 3, 64, 64))
 
 
+def test_a_model_folder_of_the_torch_backend_gets_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the permission only: the backend runs code. Its batches stay as configured."""
+    folder = tmp_path / "folder"
+    (folder / "1").mkdir(parents=True)
+    stand_in(tmp_path, monkeypatch, "yolox").rename(folder / "1" / "model.pt2")
+    (folder / "config.pbtxt").write_text('backend: "torch"\nmax_batch_size: 4\n')
+    with pytest.raises(CannotAdd, match=r"backend 'torch', which can run code"):
+        add_model(folder, "best", replace(OPTIONS, allows_code=False), home=tmp_path / "home")
+    added = add_model(folder, "best", OPTIONS, home=tmp_path / "home")
+    config = read_config(added.folder / "config.pbtxt")
+    assert (config.backend, config.max_batch_size, config.parameters["layout"]) == ("torch", 4, "yolox")
+    assert (config.inputs[0].shape, config.outputs[0].shape) == ((3, 64, 64), (84, 85))
+
+
 def test_a_program_is_not_added_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was not run, and nothing is written."""
     source = stand_in(tmp_path, monkeypatch, "ends")
