@@ -70,6 +70,7 @@ class FakePlane:
         self.is_stopping = False
         self.admission = InFlightLimiter(InFlightLimits())
         self.added: list[str] = []
+        self.refused_additions: list[tuple[str, str]] = []
         self.load_error: Exception | None = None
         self.taken_back: list[tuple[str, bool]] = []
         self.entered = asyncio.Event()
@@ -125,6 +126,9 @@ class FakePlane:
             return self.image_answer
         results = [request.write(one, self.image_answer.labels) for one in self.image_answer.results]
         return replace(self.image_answer, results=tuple(results))
+
+    def refused_addition(self, model_name: str, caller: Identity, outcome: str) -> None:
+        self.refused_additions.append((model_name, outcome))
 
     @contextmanager
     def adding(self, model_name: str, caller: Identity) -> Iterator[None]:

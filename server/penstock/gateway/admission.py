@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from penstock.engines.call_options import CuttableCalls
 from penstock.engines.model_health import Cause, EngineView
 from penstock.engines.triton.runtime import is_special
-from penstock.gateway.audit import NO_AUDIT, OK, AuditLog
+from penstock.gateway.audit import CANCELLED, NO_AUDIT, OK, AuditLog
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.in_flight import InFlightLimiter
 from penstock.gateway.metrics import Metrics
@@ -268,7 +268,7 @@ class _AdminCall(_OtherWay):
             self._outcome = error.reason
         elif error is not None:
             is_cancelled = isinstance(error, asyncio.CancelledError | ClientLeft)
-            self._outcome = "cancelled" if is_cancelled else InferenceError.reason
+            self._outcome = CANCELLED if is_cancelled else InferenceError.reason
         self._record(self._outcome)
         super().__exit__(kind, error, trace)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.logs import get_logger
 
-OK = "ok"
+OK, CANCELLED = "ok", "cancelled"
 MAX_TEXT = 256  # characters of a field
 BUFFER_BYTES = 64 << 10  # more than a line, so that each line is one write
 

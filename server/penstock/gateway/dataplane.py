@@ -44,7 +44,7 @@ from penstock.protocol.errors import (
 )
 from penstock.protocol.identity import ANONYMOUS, Identity, Verb, require_role
 from penstock.protocol.inference import BatchOwner, Datatype, InferRequest, InferResponse
-from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
+from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, MAX_MODEL_NAME, EncodedCall, ImageInput
 from penstock.vision.results import ImageRequest, ImageResponse
 
 T = TypeVar("T")
@@ -151,6 +151,10 @@ class DataPlane:
         """Admits the addition of a model, and writes its outcome to the audit log."""
         with self._admission.through(Verb.ADD, InferHead(model_name), caller, 0, None):
             yield
+
+    def refused_addition(self, model_name: str, caller: Identity, outcome: str) -> None:
+        """Writes to the audit log why a model's file was not received."""
+        self._admission.audit.record(caller.key_name, caller.address, Verb.ADD, model_name[:MAX_MODEL_NAME], outcome)
 
     async def load_added(self, model_name: str) -> None:
         """Loads a model of the repository, tries it, and informs other processes; admission has taken place.

@@ -1,7 +1,10 @@
 """POST …/add: adds the ONNX file in the body to the repository in PENSTOCK_HOME, and loads it."""
 
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -9,6 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.gateway.audit import CANCELLED
 from penstock.gateway.model_adder import AddRequest, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.rest import openapi
@@ -24,13 +28,13 @@ from penstock.gateway.rest.request import (
     single_header,
     store_body,
 )
-from penstock.gateway.rest.responses import json_response
+from penstock.gateway.rest.responses import ClientDisconnected, json_response
 from penstock.gateway.rest.routes import HotRoute, Requires, caller_of
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.protocol.call import HttpCall
-from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
+from penstock.protocol.errors import InferenceError, InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
-from penstock.protocol.identity import Role
+from penstock.protocol.identity import Identity, Role
 from penstock.protocol.model_addition import ModelAdded
 from penstock.protocol.request_checks import quoted
 
@@ -100,9 +104,11 @@ class AddModelEndpoint:
         adder: ModelAdder | None,
         core: CoreRelay | None = None,
         *,
+        refused: Callable[[str, Identity, str], None],
         takes_workers: bool = False,
     ) -> None:
-        self._limits, self._uploads, self._adder = limits, uploads, adder
+        """refused: called with the name, the client and the reason if the file is not received."""
+        self._limits, self._uploads, self._adder, self._refused = limits, uploads, adder, refused
         self._core, self._takes_workers = core, takes_workers
 
     async def __call__(self, request: Request) -> Response:
@@ -120,20 +126,33 @@ class AddModelEndpoint:
             key = first_header(request.scope, UPLOAD_HEADER.encode()).decode("latin-1")
             add_request = AddRequest(name, uploads.find(key, name), query.flags, query.may_replace, _origin(request))
             return await self._add(request, add_request)
-        uploads.check(name, may_replace=query.may_replace)
-        _check_body_kind(request)
-        declared = declared_bytes(request)
-        check_model_size(declared, self._limits)
-        with uploads.file(name, declared) as file:
+        with ExitStack() as stack:
             try:
-                size_bytes = await store_body(request, file, self._limits)
-            except OSError as error:
-                raise uploads.failure(error) from error
-            if not size_bytes:
-                raise InvalidRequest("the body is empty; send the ONNX file as the body")
+                file = await self._received(request, name, uploads, stack, may_replace=query.may_replace)
+            except (InferenceError, ClientDisconnected) as error:
+                outcome = error.reason if isinstance(error, InferenceError) else CANCELLED
+                self._refused(name, caller_of(request), outcome)
+                raise
             if self._core is not None:
                 return await self._forward(request, self._core, uploads.key_of(file))
             return await self._add(request, AddRequest(name, file, query.flags, query.may_replace, _origin(request)))
+
+    async def _received(
+        self, request: Request, name: str, uploads: ModelUploads, stack: ExitStack, *, may_replace: bool
+    ) -> Path:
+        """The body as a file, which is removed when the stack is closed. Raises InferenceError, ClientDisconnected."""
+        uploads.check(name, may_replace=may_replace)
+        _check_body_kind(request)
+        declared = declared_bytes(request)
+        check_model_size(declared, self._limits)
+        file = stack.enter_context(uploads.file(name, declared))
+        try:
+            size_bytes = await store_body(request, file, self._limits)
+        except OSError as error:
+            raise uploads.failure(error) from error
+        if not size_bytes:
+            raise InvalidRequest("the body is empty; send the ONNX file as the body")
+        return file
 
     async def _add(self, request: Request, add_request: AddRequest) -> Response:
         """Adds and loads the model. A disconnect cancels the addition, but not a load that has begun."""

@@ -275,7 +275,9 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     infer, image = infer_router(plane, limits), image_router(plane, limits)
     core, uploads = (core_route.core, core_route.uploads) if core_route else (None, adder.uploads if adder else None)
     is_core = isinstance(app.state.gate, ForwardedIdentity)
-    add = add_router(AddModelEndpoint(limits, uploads, adder, core, takes_workers=is_core))
+    add = add_router(
+        AddModelEndpoint(limits, uploads, adder, core, refused=plane.refused_addition, takes_workers=is_core)
+    )
     served = [infer, image, add, models.health, openapi.pages]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     if core_route is None:
