@@ -274,7 +274,8 @@ ROWS: dict[str, Row] = {
     ),
     "mask of one class": Row(
         "semantic", {"out": numbers(1, 1, 64, 64, low=-4)}, image=(1, 3, 64, 64), last={"out": "Sigmoid"},
-        asks=("--layout",), hints=Hints(mean=NUMBERS, std=NUMBERS, layout="semantic"), card={"apply-sigmoid": None},
+        asks=("--layout", "--mean"), hints=Hints(mean=NUMBERS, std=NUMBERS, layout="semantic"),
+        card={"apply-sigmoid": None},
     ),
     "logits of one class": Row(
         "semantic", {"out": numbers(1, 1, 64, 64, low=-4)}, image=(1, 3, 64, 64),

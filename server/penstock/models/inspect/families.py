@@ -45,7 +45,9 @@ PIXEL = 1.0 / 255.0
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = Family("imagenet", Resize.SQUASH, scale=PIXEL, mean=_MEAN, std=_STD)
-_NORMALISATION = "the file does not say with which mean and standard deviation the network was trained"
+_NORMALISATION = (
+    "the file does not say with which mean, standard deviation and colour order (--color) the network was trained"
+)
 _ROWS = (
     _IMAGENET,
     Family("ultralytics", Resize.LETTERBOX, padding=114.0, scale=PIXEL),
@@ -120,6 +122,12 @@ _FAMILY_NAMES = {layout: name for name, layouts in _LAYOUTS.items() for layout i
 def family_of(layout: str) -> Family:
     """The usual preprocessing of a layout's models; mmdeploy's for layouts of many exporters."""
     return FAMILIES.get(_FAMILY_NAMES.get(layout, layout), FAMILIES["mmdeploy"])
+
+
+def asking(family: Family, *, is_nhwc: bool, is_gray: bool) -> Family:
+    """ImageNet's mean and std are usual in PyTorch: networks of TensorFlow (NHWC) and of grey pictures may differ."""
+    is_imagenet = family.mean == _MEAN and not family.ambiguity
+    return replace(family, ambiguity=_NORMALISATION) if is_imagenet and (is_nhwc or is_gray) else family
 
 
 def with_hints(family: Family, hints: Hints) -> Family:

@@ -38,10 +38,11 @@ def vector(model: ModelSignature) -> LayoutMatch | None:
     if tail[:1] and tail[0] in ("Softmax", "Sigmoid", "LogSoftmax"):
         why = f"one output of {length} numbers after a {tail[0]}: classes"
         return LayoutMatch("classification", (why,), class_count=length, outputs=outputs)
-    if length == 512 or model.size in (_PERSON, _FACE) or model.hints.layout == "embedding":
+    is_usual = model.size in (_PERSON, _FACE) and length % _MIN_VECTOR == 0
+    if length == 512 or is_usual or model.hints.layout == "embedding":
         return _embedding(model, output, length)
     question = Question(
-        f"{length} numbers are the classes of a classifier or the vector of an embedding",
+        f"{length} numbers are the classes of a classifier or the vector of an embedding; points have no layout",
         "--layout",
         ("classification", "embedding") if length < _MIN_VECTOR else ("embedding", "classification"),
     )
@@ -81,7 +82,7 @@ def text(model: ModelSignature) -> LayoutMatch | None:
         listed = f"{len(model.names)} characters are in {model.names_origin}"
         return _recogniser(model, height, (why, listed), model.names)
     question = Question(
-        f"its {shape[1]} columns are a blank and the characters that it reads, which are not in the file: pass "
+        f"its {shape[1]} columns are a blank, first, and the characters that it reads, which are not in the file: pass "
         f"a file of {shape[1] - 2} lines, or {shape[1] - 1} with the blank left out",
         "--labels",
     )
@@ -127,7 +128,7 @@ def maps(model: ModelSignature) -> LayoutMatch | None:
         channels, plane = shape[0], (shape[1], shape[2])
     else:
         channels, plane = 1, (shape[0], shape[1])
-    if not _has_size_of_picture(model, plane):
+    if not _has_size_of_picture(model, plane) or _is_grid(model, output, shape):
         return None
     is_integer = output.datatype is not None and ("INT" in output.datatype or output.datatype == "BOOL")
     if is_integer:
@@ -137,6 +138,14 @@ def maps(model: ModelSignature) -> LayoutMatch | None:
         why = f"{channels} channels over the picture ({output.name} {list(shape)}): a score for each class and pixel"
         return _many_channels(model, output, why, channels, outputs)
     return _one_channel(model, output, outputs)
+
+
+def _is_grid(model: ModelSignature, output: TensorFacts, shape: tuple[int, ...]) -> bool:
+    """Whether another output has the same channels over half of the sides: grids of a detector with two strides."""
+    halves = {tuple(side if axis == kept else side // 2 for axis, side in enumerate(shape)) for kept in (0, 2)}
+    doubles = {tuple(side if axis == kept else side * 2 for axis, side in enumerate(shape)) for kept in (0, 2)}
+    others = {model.shape_per_image(one) for one in model.facts.outputs if one is not output}
+    return len(shape) == 3 and -1 not in shape and bool(others & (halves | doubles))
 
 
 def _ends_in_sigmoid(model: ModelSignature, output: TensorFacts) -> bool:
@@ -174,9 +183,10 @@ def _one_channel(model: ModelSignature, output: TensorFacts, outputs: tuple[str,
         return _map_match(model, layout, (why,), outputs)
     if has_sigmoid and model.is_size_free and len(model.shape_per_image(output)) == 3:
         seen = "after a sigmoid, of pictures of any size: PaddleOCR's text detector"
-        if model.metadata.exporter == "PaddlePaddle" or _is_paddle(model):
+        if _is_paddle(model):
             return _map_match(model, "db", (why, seen), outputs)
-    choices = ("db", "semantic", "depth") if has_sigmoid else ("depth", "semantic", "db")
+    after_sigmoid = ("db", "semantic", "depth") if _is_paddle(model) else ("semantic", "db", "depth")
+    choices = after_sigmoid if has_sigmoid else ("depth", "semantic", "db")
     question = Question(
         "one number for each pixel is depth, the probability of one class, or of text (PaddleOCR's detector)",
         "--layout",
@@ -189,7 +199,8 @@ def _is_paddle(model: ModelSignature) -> bool:
     """Whether names are those that Paddle's converter writes."""
     names = [model.image.name, *(tensor.name for tensor in model.facts.outputs)]
     paddle = ("sigmoid", "fetch_name", "save_infer_model")
-    return "paddle" in model.facts.producer.lower() or any(name.lower().startswith(paddle) for name in names)
+    producers = (model.facts.producer, model.metadata.exporter)
+    return any("paddle" in one.lower() for one in producers) or any(name.lower().startswith(paddle) for name in names)
 
 
 def _map_match(

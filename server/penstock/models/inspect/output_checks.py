@@ -7,7 +7,15 @@ from functools import partial
 import numpy as np
 
 from penstock.models.inspect.inspection import Question
-from penstock.models.inspect.trial_outputs import Correction, OutputCheck, TrialOutputs
+from penstock.models.inspect.map_checks import check_ctc, check_range, check_semantic, check_text_map, scores_of
+from penstock.models.inspect.trial_outputs import (
+    LOGITS,
+    Correction,
+    OutputCheck,
+    TrialOutputs,
+    logits_sentence,
+    unit_question,
+)
 from penstock.models.inspect.value_ranges import (
     MAX_LOG_SIZE,
     Columns,
@@ -21,9 +29,6 @@ from penstock.models.inspect.value_ranges import (
 from penstock.protocol.inference import FloatArray
 
 Check = Callable[[TrialOutputs], OutputCheck]
-_LOGITS = {"apply-sigmoid": "1"}
-NOT_DECODED = "; this layout does not decode them"
-_MAX_STRETCH = 2.0  # of a map's side ratio against the picture's
 
 
 def check_outputs(layout: str, outputs: TrialOutputs) -> OutputCheck:
@@ -37,19 +42,15 @@ def check_outputs(layout: str, outputs: TrialOutputs) -> OutputCheck:
     return found(outputs) if found is not None else OutputCheck()
 
 
-def _unit_question(what: str, seen: str) -> Question:
-    return Question(f"{what}, but {seen}{NOT_DECODED}", "--layout")
-
-
 def _boxes_of_anchors(boxes: FloatArray, size: tuple[int, int]) -> tuple[Question, ...]:
     """Whether boxes are centre and size in pixels."""
     if are_normalized(boxes):
         seen = f"the largest value is {np.abs(boxes).max():.3g}: fractions"
-        return (_unit_question("boxes should be in pixels", seen),)
+        return (unit_question("boxes should be in pixels", seen),)
     if are_corners(boxes, size):
-        return (_unit_question("boxes should be centre and size", "the third and fourth are corners in every row"),)
+        return (unit_question("boxes should be centre and size", "the third and fourth are corners in every row"),)
     if (boxes[:, 2:] < 0).any():
-        return (_unit_question("boxes should be centre and size", "some widths or heights are negative"),)
+        return (unit_question("boxes should be centre and size", "some widths or heights are negative"),)
     return ()
 
 
@@ -79,7 +80,7 @@ def _yolov8(outputs: TrialOutputs, *, extra: int = 0) -> OutputCheck:
         if found is not None:
             return replace(found, questions=(*questions, *found.questions))
     if len(outside) == scores.shape[1] or len(outside) > 1:
-        return OutputCheck(Correction(_logits_sentence(scores), card=_LOGITS), evidence, questions)
+        return OutputCheck(Correction(logits_sentence(scores), card=LOGITS), evidence, questions)
     wrong = Question(f"column {outside[0]} has values outside of 0 to 1, so it is not a score", "--layout")
     return OutputCheck(None, evidence, (*questions, wrong))
 
@@ -138,6 +139,10 @@ def _yolov5(outputs: TrialOutputs, *, extra: int = 0) -> OutputCheck:
     if fault := _all_zero(columns.rows[:, 4:]):
         return OutputCheck(fault=fault)
     seen = f"boxes reach {columns.boxes.max():.0f} pixels, scores are at most {columns.rows[:, 4].max():.2f}"
+    outside = columns.outside_unit_range(4)
+    if outside and 4 not in outside:
+        held = f"column {outside[0]} reaches {columns.rows[:, outside[0]].max():.4g}: points (as in YOLOv5-face)"
+        return OutputCheck(None, (seen,), (unit_question("scores should be 0 to 1, as objectness is", held),))
     return OutputCheck(_objectness_logits(columns), (seen,), _boxes_of_anchors(columns.boxes, outputs.size))
 
 
@@ -145,11 +150,7 @@ def _objectness_logits(columns: Columns) -> Correction | None:
     scores = columns.rows[:, 4:]
     if not columns.outside_unit_range(4):
         return None
-    return Correction(_logits_sentence(scores), card=_LOGITS)
-
-
-def _logits_sentence(scores: FloatArray) -> str:
-    return f"scores are logits, from {scores.min():.1f} to {scores.max():.1f}: a sigmoid is applied"
+    return Correction(logits_sentence(scores), card=LOGITS)
 
 
 def _deepstream_columns(columns: Columns) -> OutputCheck:
@@ -164,10 +165,10 @@ def _final_questions(boxes: FloatArray, *, is_normalized: bool) -> tuple[Questio
     found = []
     if len(boxes) and are_normalized(boxes) != is_normalized:
         unit, other = ("fractions", "pixels") if is_normalized else ("pixels", "fractions")
-        found.append(_unit_question(f"boxes should be in {unit}", f"values reach {np.abs(boxes).max():.4g}: {other}"))
+        found.append(unit_question(f"boxes should be in {unit}", f"values reach {np.abs(boxes).max():.4g}: {other}"))
     if are_centres(boxes):
         found.append(
-            _unit_question("boxes should be corners", "in many, the third value is below the first: centre and size")
+            unit_question("boxes should be corners", "in many, the third value is below the first: centre and size")
         )
     return tuple(found)
 
@@ -176,9 +177,9 @@ def _centre_questions(boxes: FloatArray) -> tuple[Question, ...]:
     """Whether boxes of queries are centre and size in fractions of the network's image."""
     if len(boxes) and not are_normalized(boxes) and boxes.any():
         seen = f"values reach {np.abs(boxes).max():.4g}: pixels"
-        return (_unit_question("boxes should be in fractions of the picture", seen),)
+        return (unit_question("boxes should be in fractions of the picture", seen),)
     if are_corners(boxes, (1, 1)):
-        return (_unit_question("boxes should be centre and size", "the third and fourth are corners in every row"),)
+        return (unit_question("boxes should be centre and size", "the third and fourth are corners in every row"),)
     return ()
 
 
@@ -210,7 +211,7 @@ def _yolo_nas(outputs: TrialOutputs) -> OutputCheck:
     boxes, scores = outputs.floats(0).reshape(-1, 4), outputs.floats(1)
     if fault := _all_zero(scores):
         return OutputCheck(fault=fault)
-    return replace(_scores_of(outputs, 1), questions=_final_questions(boxes, is_normalized=False))
+    return replace(scores_of(outputs, 1), questions=_final_questions(boxes, is_normalized=False))
 
 
 def _seven_columns(outputs: TrialOutputs, *, is_class_last: bool) -> OutputCheck:
@@ -241,10 +242,10 @@ def _deepstream(outputs: TrialOutputs, *, are_boxes_centres: bool) -> OutputChec
     questions: tuple[Question, ...] = ()
     if are_normalized(boxes):
         seen = f"values reach {np.abs(boxes).max():.4g}: fractions"
-        questions += (_unit_question("boxes should be in pixels", seen),)
+        questions += (unit_question("boxes should be in pixels", seen),)
     if not are_probabilities(scores):
         seen = f"they are from {scores.min():.1f} to {scores.max():.1f}"
-        questions += (_unit_question("scores should be 0 to 1", seen),)
+        questions += (unit_question("scores should be 0 to 1", seen),)
     if are_centres(boxes) == are_boxes_centres:
         return OutputCheck(evidence=(f"scores are at most {scores.max():.2f}",), questions=questions)
     layout = "deepstream-yolo" if are_boxes_centres else "deepstream-yolo-cxcywh"
@@ -262,7 +263,7 @@ def _rt_detr_ultralytics(outputs: TrialOutputs) -> OutputCheck:
     rows = outputs.floats(0).reshape(-1, outputs.arrays[outputs.names[0]][0].shape[-1])
     questions = _centre_questions(rows[:, :4])
     if not are_probabilities(rows[:, 4:]):
-        questions += (_unit_question("scores should be 0 to 1", "some are logits"),)
+        questions += (unit_question("scores should be 0 to 1", "some are logits"),)
     return OutputCheck(evidence=(f"scores are at most {rows[:, 4:].max():.2f}",), questions=questions)
 
 
@@ -276,7 +277,7 @@ def _named_boxes(outputs: TrialOutputs, *, is_normalized: bool) -> OutputCheck:
     for values in lists:
         if len(values) >= len(boxes) and not are_probabilities(values) and not are_integers(values):
             seen = f"they are from {values.min():.1f} to {values.max():.1f}: logits"
-            questions += (_unit_question("scores should be 0 to 1", seen),)
+            questions += (unit_question("scores should be 0 to 1", seen),)
     return OutputCheck(questions=questions)
 
 
@@ -304,7 +305,7 @@ def _ultraface(outputs: TrialOutputs) -> OutputCheck:
     scores, boxes = outputs.floats(0), outputs.floats(1)
     questions = _final_questions(boxes, is_normalized=True)
     if not sum_to_one(scores):
-        questions += (_unit_question("scores should be 0 to 1 with a sum of 1", "they are not: a softmax is missing"),)
+        questions += (unit_question("scores should be 0 to 1 with a sum of 1", "they are not: a softmax is missing"),)
     return OutputCheck(evidence=(f"face scores are at most {scores[:, 1].max():.2f}",), questions=questions)
 
 
@@ -328,51 +329,11 @@ def _classification(outputs: TrialOutputs) -> OutputCheck:
     return OutputCheck(Correction(why, card={"apply-softmax": "1"}))
 
 
-def _scores_of(outputs: TrialOutputs, index: int) -> OutputCheck:
-    scores = outputs.floats(index)
-    if are_probabilities(scores):
-        return OutputCheck(evidence=(f"values are from {scores.min():.2f} to {scores.max():.2f}: probabilities",))
-    return OutputCheck(Correction(_logits_sentence(scores), card=_LOGITS))
-
-
-def _text_map(outputs: TrialOutputs) -> OutputCheck:
-    """A map of the picture, with about its side ratio or the network's."""
-    for array, source in zip(outputs.arrays[outputs.names[0]], outputs.sources, strict=True):
-        height, width = array.shape[-2:] if array.ndim > 1 else (1, array.size)
-        ratios = [height / max(width, 1) / (side[0] / side[1]) for side in (source, outputs.size)]
-        if not any(1 / _MAX_STRETCH < ratio < _MAX_STRETCH for ratio in ratios):
-            seen = f"output {outputs.names[0]!r} has {height} x {width} values"
-            return OutputCheck(fault=f"{seen}, which is no map of a picture of {source[1]} x {source[0]} pixels")
-    return _scores_of(outputs, 0)
-
-
-def _semantic(outputs: TrialOutputs) -> OutputCheck:
-    values = outputs.floats(0)
-    if outputs.class_count == 1:
-        return _scores_of(outputs, 0)
-    evidence = (f"values are from {values.min():.3g} to {values.max():.3g}",)
-    arrays = outputs.arrays[outputs.names[0]]
-    axis = next((index for index, side in enumerate(arrays[0].shape) if side == outputs.class_count), None)
-    if axis is None or not are_probabilities(values):
-        return OutputCheck(evidence=evidence)
-    if all(np.allclose(array.sum(axis, np.float64), 1.0, atol=0.02) for array in arrays):
-        return OutputCheck(evidence=("values are 0 to 1 and sum to 1 in each pixel: one class per pixel",))
-    why = "values are 0 to 1 and do not sum to 1: independent classes (--layout semantic takes a pixel's best class)"
-    return OutputCheck(Correction(why, "semantic-multilabel"), evidence)
-
-
-def _range(outputs: TrialOutputs) -> OutputCheck:
-    values = outputs.floats(0)
-    if values.size and values.min() == values.max():
-        return OutputCheck(warnings=(f"all values of {outputs.names[0]!r} are {values.flat[0]:.3g} on the pictures",))
-    return OutputCheck(evidence=(f"values are from {values.min():.3g} to {values.max():.3g}",))
-
-
 def _nanodet(outputs: TrialOutputs) -> OutputCheck:
     scores = [index for index in range(len(outputs.names)) if _last(outputs, index) != 32]
     if all(are_probabilities(outputs.floats(index)) for index in scores):
         return OutputCheck(evidence=("scores are 0 to 1",))
-    return OutputCheck(questions=(_unit_question("scores should be 0 to 1", "some are logits"),))
+    return OutputCheck(questions=(unit_question("scores should be 0 to 1", "some are logits"),))
 
 
 CHECKS: Mapping[str, Check] = {
@@ -397,9 +358,10 @@ CHECKS: Mapping[str, Check] = {
     "tf-detection": partial(_named_boxes, is_normalized=True),
     "ultraface": _ultraface,
     "classification": _classification,
-    "db": _text_map,
-    "semantic": _semantic,
-    "semantic-multilabel": partial(_scores_of, index=0),
-    **dict.fromkeys(("depth", "embedding"), _range),
+    "db": check_text_map,
+    "ctc": check_ctc,
+    "semantic": check_semantic,
+    "semantic-multilabel": partial(scores_of, index=0),
+    **dict.fromkeys(("depth", "embedding"), check_range),
     **dict.fromkeys(("nanodet", "picodet"), _nanodet),
 }

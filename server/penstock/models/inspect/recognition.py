@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
 from penstock.models.inspect.facts import ModelFacts
-from penstock.models.inspect.families import FAMILIES, Family, Resize, card_parameters, family_of, with_hints
+from penstock.models.inspect.families import FAMILIES, Family, Resize, asking, card_parameters, family_of, with_hints
 from penstock.models.inspect.inspection import Hints, Question, Recognition
 from penstock.models.inspect.metadata import metadata_of
 from penstock.models.inspect.model_signature import LayoutMatch, ModelSignature, NoImageInput, read_signature
@@ -180,7 +180,7 @@ def _proposed(model: ModelSignature, match: LayoutMatch, corrected: Mapping[str,
     questions = [*match.questions, *labelled.questions]
     if match.needs_size and model.size is None:
         questions.append(_size_question(model))
-    if family.ambiguity:
+    if family.ambiguity and model.image.datatype is not Datatype.UINT8:
         questions.append(Question(family.ambiguity, "--mean", _NORMALISATIONS))
     if _lacks_std(model.hints):
         questions.append(Question("a mean is given without a standard deviation", "--std", _STANDARD_DEVIATIONS))
@@ -222,9 +222,10 @@ def _family(model: ModelSignature, match: LayoutMatch) -> Family:
     if match.layout == "rt-detr" and model.facts.stem_kernel >= _PATCH:
         ambiguity = "DEIMv2 with a vision transformer needs ImageNet's mean and std, other models of its family 0 to 1"
         family = replace(family, ambiguity=ambiguity)
+    is_gray = (model.image.shape[-1] if model.is_nhwc else model.image.shape[-3]) == 1
+    family = asking(family, is_nhwc=model.is_nhwc, is_gray=is_gray)
     family = with_hints(with_hints(family, model.metadata.hints), model.hints)
-    channels = model.image.shape[-1] if model.is_nhwc else model.image.shape[-3]
-    if channels == 1:
+    if is_gray:
         family = replace(family, color="gray")
     is_fixed = not model.is_size_free or model.hints.input_size is not None
     if family.resize is Resize.KEEP and is_fixed:

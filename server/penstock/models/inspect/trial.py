@@ -13,13 +13,13 @@ from penstock.models.inspect.alternatives import Comparison, compare
 from penstock.models.inspect.facts import ModelFacts, TensorFacts
 from penstock.models.inspect.inspection import Hints, Recognition, Trial
 from penstock.models.inspect.model_signature import anchor_counts
-from penstock.models.inspect.output_checks import NOT_DECODED, check_outputs
+from penstock.models.inspect.output_checks import check_outputs
 from penstock.models.inspect.picture_views import MOST_PARTS, Picture, Views, part_views, whole_views
 from penstock.models.inspect.proposal import differs, has_wrong_input_shape, proposed_config
 from penstock.models.inspect.recognition import recognise
 from penstock.models.inspect.sidecar_files import SidecarFiles
 from penstock.models.inspect.torch_session import TorchSession
-from penstock.models.inspect.trial_outputs import Correction, OutputCheck, TrialOutputs
+from penstock.models.inspect.trial_outputs import NOT_DECODED, Correction, OutputCheck, TrialOutputs
 from penstock.models.inspect.trial_session import TrialFailed, TrialSession
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
@@ -85,7 +85,7 @@ class ModelTrial:
     def run(self, pictures: Sequence[Picture]) -> tuple[Recognition, Trial]:
         """The recognition after all corrections, and the trial's outcome."""
         recognition = self._measured(recognise(self._facts, self._hints, self._sidecar))
-        if not recognition.layout:
+        if not recognition.layout or any(one.flag == "--input-size" for one in recognition.questions):
             return recognition, Trial()
         corrections: list[Correction] = []
         for _ in range(_ROUNDS):
@@ -209,7 +209,7 @@ class ModelTrial:
         try:
             results = [parse(card, _response(run), None, run.geometry) for run in runs]
         except InferenceError as error:
-            fault = found.fault or _sentence(error)
+            fault = found.fault or ("" if recognition.blocking_questions else _sentence(error))
             return recognition, Trial(names, tuple(evidence), tuple(warnings), failure=fault)
         if not found.fault and recognition.layout not in _KNOWN_PREPROCESSING:
             comparison = self._compared(recognition, card, pictures)

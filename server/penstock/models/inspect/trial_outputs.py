@@ -9,6 +9,19 @@ from penstock.models.inspect.inspection import Question
 from penstock.models.inspect.value_ranges import Columns
 from penstock.protocol.inference import Array, FloatArray
 
+LOGITS = {"apply-sigmoid": "1"}
+NOT_DECODED = "; this layout does not decode them"
+
+
+def unit_question(what: str, seen: str) -> Question:
+    """Values in another form than the layout's. what: a sentence on what they should be. seen: what they are."""
+    return Question(f"{what}, but {seen}{NOT_DECODED}", "--layout")
+
+
+def logits_sentence(scores: FloatArray) -> str:
+    """Why a sigmoid is applied."""
+    return f"scores are logits, from {scores.min():.1f} to {scores.max():.1f}: a sigmoid is applied"
+
 
 @dataclass(frozen=True, slots=True)
 class Correction:

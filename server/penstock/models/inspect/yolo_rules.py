@@ -1,5 +1,8 @@
 """Rules that recognise YOLO's outputs: rows of anchors, final rows, prototypes, keypoints and oriented boxes."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 from penstock.models.inspect.facts import TensorFacts
 from penstock.models.inspect.inspection import Question
 from penstock.models.inspect.model_signature import P6, LayoutMatch, ModelSignature, anchor_counts
@@ -7,6 +10,7 @@ from penstock.models.inspect.model_signature import P6, LayoutMatch, ModelSignat
 _PROTOTYPES = 32
 _COCO = 80
 _MIN_ROWS = 20
+_MAX_COLUMNS = 1300  # LVIS has 1203 classes
 
 
 def ultralytics(model: ModelSignature) -> LayoutMatch | None:
@@ -57,13 +61,28 @@ def anchor_rows(model: ModelSignature) -> LayoutMatch | None:
         return None
     if _prototypes(model) and len(model.facts.outputs) >= 2:
         return _with_prototypes(model, output, columns, is_three=count in three)
-    if len(model.facts.outputs) != 1:
+    others = [tensor for tensor in model.facts.outputs if tensor is not output]
+    if not all(_is_raw_head(model, tensor) for tensor in others):
         return None
     if count in three and count not in one:
-        return _three_anchors(model, columns, count)
-    if not is_rows_first:
-        return _columns_first(model, columns, count)
-    return _rows_first(model, columns, count)
+        match = _three_anchors(model, columns, count)
+    elif not is_rows_first:
+        match = _columns_first(model, columns, count)
+    else:
+        match = _rows_first(model, columns, count)
+    if match is None or not others:
+        return match
+    why = f"only {output.name!r} is read: the others are the maps of the strides from which it is made"
+    return replace(match, outputs=(output.name,), why=(*match.why, why))
+
+
+def _is_raw_head(model: ModelSignature, output: TensorFacts) -> bool:
+    """Whether an output is the map of one stride, which older exporters write beside the rows: (h, w) in any order."""
+    shape = model.shape_per_image(output)
+    if model.size is None or len(shape) not in (3, 4):
+        return False
+    grids = {(model.size[0] // stride, model.size[1] // stride) for stride in P6}
+    return not grids.isdisjoint(pairwise(shape))
 
 
 def _three_anchors(model: ModelSignature, columns: int, count: int) -> LayoutMatch | None:
@@ -209,7 +228,7 @@ def _rows(model: ModelSignature) -> tuple[TensorFacts, int, bool] | None:
         known = _anchor_counts(model, 1) | _anchor_counts(model, 3)
         first, last = shape
         if last == -1 or (last in known and first not in known):
-            return (output, first, False) if first > 0 else None
+            return (output, first, False) if 0 < first <= _MAX_COLUMNS else None
         if first == -1 or (first in known and last not in known) or first >= last:
             return output, last, True
         return output, first, False
