@@ -56,8 +56,8 @@ def mapped_bytes(status: Path = Path("/proc/self/status")) -> tuple[int, int] | 
 class MemoryLimit:
     """Limits this process's private memory to what the machine, or its container, has. Thread-safe.
 
-    Allocations beyond the limit fail: ONNX Runtime returns an error for this call, Python raises MemoryError. Only for
-    models on the CPU: the drivers of GPUs reserve memory that they do not use.
+    Allocations beyond the limit fail: ONNX Runtime returns an error for this call, Python raises MemoryError. Memory of
+    GPUs, and pinned memory, do not count.
     """
 
     def __init__(self) -> None:
