@@ -164,3 +164,12 @@ def test_the_likeliest_answer_for_one_probability_per_pixel_is_first(tmp_path: P
     )
     question = next(one for one in inspected(path).recognition.questions if one.flag == "--layout")
     assert question.choices[0] == first
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(-4, 5, "offsets from anchors"), (0, 300, "pixels")])
+def test_boxes_that_are_no_fractions_are_named(tmp_path: Path, low: float, high: float, said: str) -> None:
+    """A face detector without the decoding in its graph gives offsets, one that decodes further gives pixels."""
+    likelihood = scores(4420, 1)
+    outputs = {"scores": joined(1 - likelihood, likelihood), "boxes": numbers(1, 4420, 4, low=low, high=high)}
+    found = inspected(constant_model(tmp_path / "model.onnx", outputs, image=(1, 3, 240, 320)))
+    assert (found.verdict, said in found.reason) == (Verdict.AMBIGUOUS, True), found.reason

@@ -29,6 +29,7 @@ from penstock.models.inspect.value_ranges import (
 from penstock.protocol.inference import FloatArray
 
 Check = Callable[[TrialOutputs], OutputCheck]
+_MIN_PIXELS = 32.0  # which the corners of some box reach, if they are pixels
 
 
 def check_outputs(layout: str, outputs: TrialOutputs) -> OutputCheck:
@@ -164,8 +165,10 @@ def _final_questions(boxes: FloatArray, *, is_normalized: bool) -> tuple[Questio
     boxes = boxes[np.abs(boxes).max(axis=1) > 0] if len(boxes) else boxes
     found = []
     if len(boxes) and are_normalized(boxes) != is_normalized:
+        reach = float(np.abs(boxes).max())
         unit, other = ("fractions", "pixels") if is_normalized else ("pixels", "fractions")
-        found.append(unit_question(f"boxes should be in {unit}", f"values reach {np.abs(boxes).max():.4g}: {other}"))
+        other = "offsets from anchors that are not in the file" if is_normalized and reach < _MIN_PIXELS else other
+        found.append(unit_question(f"boxes should be in {unit}", f"values reach {reach:.4g}: {other}"))
     if are_centres(boxes):
         found.append(
             unit_question("boxes should be corners", "in many, the third value is below the first: centre and size")
