@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from penstock.models.inspect.inspection import Hints, Verdict
 from tests.models.inspect.made_models import (
@@ -173,3 +174,19 @@ def test_boxes_that_are_no_fractions_are_named(tmp_path: Path, low: float, high:
     outputs = {"scores": joined(1 - likelihood, likelihood), "boxes": numbers(1, 4420, 4, low=low, high=high)}
     found = inspected(constant_model(tmp_path / "model.onnx", outputs, image=(1, 3, 240, 320)))
     assert (found.verdict, said in found.reason) == (Verdict.AMBIGUOUS, True), found.reason
+
+
+def test_a_sigmoid_before_a_squeeze_of_constant_axes_is_seen(tmp_path: Path) -> None:
+    """Axes are a node of the graph since opset 13: they do not hide the sigmoid."""
+    path = constant_model(
+        tmp_path / "model.onnx", {"map": numbers(1, 1, 64, 64)}, image=(1, 3, 64, 64), last={"map": "Sigmoid"}
+    )
+    model = onnx.load(path)
+    axes = helper.make_tensor("axes.value", TensorProto.INT64, [1], [1])
+    model.graph.node.append(helper.make_node("Constant", [], ["axes"], value=axes))
+    model.graph.node.append(helper.make_node("Squeeze", ["map", "axes"], ["out"]))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 64, 64]))
+    onnx.save(model, path)
+    question = next(one for one in inspected(path).recognition.questions if one.flag == "--layout")
+    assert question.choices == ("semantic", "db", "depth")

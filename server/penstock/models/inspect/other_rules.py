@@ -8,7 +8,18 @@ _PERSON, _FACE = (256, 128), (112, 112)
 _MIN_VECTOR, _MAX_VECTOR = 64, 4096
 _IMAGENET = 1000
 _TEXT_HEIGHTS = (32, 48)
-_PASSING = ("Identity", "Resize", "Upsample", "Transpose", "Squeeze", "Unsqueeze", "Reshape", "Cast", "Slice")
+_PASSING = (
+    "Identity",
+    "Constant",
+    "Resize",
+    "Upsample",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Reshape",
+    "Cast",
+    "Slice",
+)
 
 
 def _vector(model: ModelSignature) -> tuple[TensorFacts, int] | None:
