@@ -176,15 +176,16 @@ def test_boxes_that_are_no_fractions_are_named(tmp_path: Path, low: float, high:
     assert (found.verdict, said in found.reason) == (Verdict.AMBIGUOUS, True), found.reason
 
 
-def test_a_sigmoid_before_a_squeeze_of_constant_axes_is_seen(tmp_path: Path) -> None:
+def test_a_sigmoid_before_squeezes_of_constant_axes_is_seen(tmp_path: Path) -> None:
     """Axes are a node of the graph since opset 13: they do not hide the sigmoid."""
     path = constant_model(
-        tmp_path / "model.onnx", {"map": numbers(1, 1, 64, 64)}, image=(1, 3, 64, 64), last={"map": "Sigmoid"}
+        tmp_path / "model.onnx", {"map": numbers(1, 1, 1, 64, 64)}, image=(1, 3, 64, 64), last={"map": "Sigmoid"}
     )
     model = onnx.load(path)
     axes = helper.make_tensor("axes.value", TensorProto.INT64, [1], [1])
     model.graph.node.append(helper.make_node("Constant", [], ["axes"], value=axes))
-    model.graph.node.append(helper.make_node("Squeeze", ["map", "axes"], ["out"]))
+    model.graph.node.append(helper.make_node("Squeeze", ["map", "axes"], ["squeezed"]))
+    model.graph.node.append(helper.make_node("Squeeze", ["squeezed", "axes"], ["out"]))
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 64, 64]))
     onnx.save(model, path)
