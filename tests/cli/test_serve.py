@@ -25,6 +25,11 @@ def serve(*words: object) -> int:
     return build_app(["serve"])(["serve", *map(str, words)], standalone_mode=False) or 0
 
 
+def sentences(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """Our lines on standard error; gRPC, if an earlier test used it, writes a line for each fork."""
+    return [line for line in capfd.readouterr().err.splitlines() if line.startswith("penstock: ")]
+
+
 def test_serve_of_a_folder_serves_what_can_be_added(
     tmp_path: Path, started: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,7 +39,7 @@ def test_serve_of_a_folder_serves_what_can_be_added(
     write_yolox(tmp_path / "c.onnx")
     assert serve(tmp_path, *FLAGS) == 0
     assert [one["models"] for one in started] == ["a,c"]
-    first, last = capfd.readouterr().err.splitlines()
+    first, last = sentences(capfd)
     assert first.startswith(f"penstock: {tmp_path / 'b.onnx'} was not added: ")
     assert last.startswith(f"penstock: a, c will be served, without {tmp_path / 'b.onnx'}; add it to the running stack")
 
@@ -46,7 +51,7 @@ def test_serve_of_files_that_cannot_be_added_starts_nothing(
     for name in ("a", "b"):
         (tmp_path / f"{name}.onnx").write_bytes(b"no model")
     assert (serve(tmp_path), started) == (1, [])
-    lines = capfd.readouterr().err.splitlines()
+    lines = sentences(capfd)
     assert ["was not added: " in line for line in lines] == [True, True, False]
     assert "the stack is not started" in lines[-1]
 
@@ -58,5 +63,5 @@ def test_serve_with_wrong_settings_is_one_sentence(
     monkeypatch.setenv("PENSTOCK_HTTP_PORT", "no port")
     (tmp_path / "a.onnx").write_bytes(b"no model")
     assert (serve(tmp_path), started) == (2, [])
-    (line,) = capfd.readouterr().err.splitlines()
+    (line,) = sentences(capfd)
     assert "PENSTOCK_HTTP_PORT" in line

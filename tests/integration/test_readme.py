@@ -39,6 +39,7 @@ ELSEWHERE = {
     "make serve": "a person runs it; what it runs: tests/integration/test_serve.py",
     f"{PENSTOCK} serve": "runs until Ctrl-C: tests/integration/test_serve.py",
     f"{PENSTOCK} up": "the stack of the tests; its flags: tests/integration/test_access.py, test_tls.py, test_audit.py",
+    f"{PENSTOCK} models add best.pt2": "needs PyTorch: tests/models/inspect/test_torch_files.py",
     f"{PENSTOCK} setup": "downloads 410 MB; what it does: tests/engines/test_triton_environment.py",
     f"{PENSTOCK} mps": "needs a GPU: tests/gpu/test_mps_gpu.py",
     f"{PENSTOCK} video run deepstream_pipeline": "needs cameras: tests/integration/test_video_run.py",
