@@ -35,7 +35,7 @@ def test_file_that_is_no_model_is_one_object_in_json(tmp_path: Path) -> None:
     )
     said = json.loads(result.stdout)
     assert (result.exit_code, said["name"], said["questions"], said["is_disk_full"]) == (1, "noise", [], False)
-    assert "no ONNX model" in said["error"]
+    assert "not an ONNX model" in said["error"]
     assert said["error"] in result.stderr
 
 

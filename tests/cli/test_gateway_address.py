@@ -40,7 +40,7 @@ def publish() -> Iterator[Publish]:
 
 
 def test_commands_without_url_use_the_stack_that_runs_here(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
-    """A stack on another port than 8000 is found by its run directory; standard error says nothing."""
+    """A stack on another port than 8000 is found by its run directory; standard error is empty."""
     stand_in.index = [ROW]
     publish(stand_in.url)
     answer = penstock("models", "list")
@@ -55,7 +55,8 @@ def test_of_several_stacks_the_newest_is_used_and_named(penstock: Call, stand_in
     publish("http://127.0.0.1:9")
     publish(stand_in.url)
     answer = penstock("models", "unload", "ppe")
-    named = f"penstock: 2 stacks run here; {stand_in.url} is used, the newest. Give an address to choose another\n"
+    advice = "--url or PENSTOCK_HTTP_PORT selects one"
+    named = f"penstock: 2 stacks run here; the newest is used, {stand_in.url}. {advice}\n"
     assert (answer.exit_code, answer.stderr) == (0, named)
     assert stand_in.asked[-1].path == "/v2/repository/models/ppe/unload"
 
@@ -70,7 +71,7 @@ def test_address_that_is_given_wins(penstock: Call, stand_in: StandIn, publish: 
 
 
 def test_add_without_loading_reads_no_stacks(penstock: Call, publish: Publish, tmp_path: Path) -> None:
-    """The gateway adds models so, in a process of its own whose standard error is its own."""
+    """The gateway adds models with --no-load, in a process whose standard error goes to the client."""
     for _ in range(2):
         publish("http://127.0.0.1:9")
     answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), "--no-load", "--layout", "yolox")
@@ -97,7 +98,7 @@ def test_without_a_stack_the_default_address_is_used(publish: Publish) -> None:
 
 
 def test_own_stack_of_a_video_program_is_not_used(publish: Publish) -> None:
-    """It ends with that program."""
+    """It ends with that program, so other commands must not depend on it."""
     waiting = [sys.executable, "-c", "print(flush=True); input()", UP_CHILD]
     with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as video:
         assert video.stdout is not None

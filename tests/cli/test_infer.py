@@ -289,9 +289,9 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
 @pytest.mark.parametrize(
     ("status", "text", "why"),
     [
-        (200, "<html>", "is no gateway"),
-        (404, "<html>", "is no gateway (HTTP 404 Not Found)"),
-        (200, json.dumps({"results": "?"}), "is no gateway"),
+        (200, "<html>", "is not a gateway"),
+        (404, "<html>", "is not a gateway (HTTP 404 Not Found)"),
+        (200, json.dumps({"results": "?"}), "is not a gateway"),
         (
             200,
             json.dumps({"model_name": "a", "model_version": "1", "results": [], "timings_ms": {}, "batch_size": 1}),
@@ -350,7 +350,7 @@ def test_infer_at_a_port_that_speaks_no_http_says_so(penstock: Call, photo: Path
         thread.join()
     assert answer.exit_code == 1
     assert answer.stderr == (
-        f"penstock: {photo}: what answers at {url} does not speak HTTP: check the address: does it take https?\n"
+        f"penstock: {photo}: the server at {url} does not speak HTTP: check the address: does it take https?\n"
     )
 
 
@@ -390,7 +390,7 @@ def test_infer_malformed_url_is_refused(penstock: Call, photo: Path, url: str) -
     """The message for an invalid address has an example."""
     answer = penstock("infer", "people", photo, "--url", url)
     assert answer.exit_code == 1
-    assert "is no gateway's address: give one such as http://127.0.0.1:8000" in answer.stderr
+    assert "is not a gateway's address: give one such as http://127.0.0.1:8000" in answer.stderr
 
 
 def test_infer_unreadable_file_is_one_sentence(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def test_a_bad_file_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "bad.onnx"
     path.write_bytes(b"no model")
     done = inspect(str(path))
-    assert (done.exit_code, "no ONNX model" in done.output) == (1, True)
-    assert "no ONNX model" in json.loads(inspect(str(path), "--json").stdout)["problem"]
+    assert (done.exit_code, "not an ONNX model" in done.output) == (1, True)
+    assert "not an ONNX model" in json.loads(inspect(str(path), "--json").stdout)["problem"]
 
 
 @pytest.mark.parametrize("name", ["absent.onnx", "n" * 300])

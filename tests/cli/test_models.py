@@ -303,7 +303,7 @@ def test_list_at_an_address_of_something_else_says_so(penstock: Call, stand_in: 
     """The message for another program's port, such as our metrics, differs from the one for an unknown model."""
     stand_in.refusals["/index"] = (404, json.dumps({"error": "no such page"}), {})
     answer = penstock("models", "list", "--url", stand_in.url)
-    assert f"what answers at {stand_in.url} is no gateway (no such page): check the address\n" in answer.stderr
+    assert f"the server at {stand_in.url} is not a gateway (no such page): check the address\n" in answer.stderr
     answer = penstock("models", "list", "--url", stand_in.url.replace("http:", "https:"))
     assert "http:// if the server has no TLS" in answer.stderr
 

@@ -1,4 +1,4 @@
-"""`penstock serve`: which of the given files become models of the stack, and what is said of the others."""
+"""`penstock serve`: which files become models of the stack, and how the others are reported."""
 
 from pathlib import Path
 from typing import Any

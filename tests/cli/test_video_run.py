@@ -377,7 +377,7 @@ def test_run_of_a_duration_drains_and_sums_up(run: Run, source: str) -> None:
 def test_run_of_no_duration_is_refused(run: Run, text: str) -> None:
     """The sentence states the value."""
     done = run("--source", "clip.mp4", "--model", "m", f"--duration={text}")
-    assert (done.exit_code, done.stderr) == (2, f"penstock: --duration is {text}: it takes seconds above 0\n")
+    assert (done.exit_code, done.stderr) == (2, f"penstock: --duration is {text}: give seconds above 0\n")
 
 
 def test_run_that_is_stopped_twice_ends_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The limit of a process's memory: what the machine or its container has left, and models that give memory back."""
+"""The limit of a process's memory: what the machine or its container has left, and models that return memory."""
 
 import subprocess
 import sys
@@ -115,7 +115,7 @@ print("released", len(released))
 
 
 def test_limit_follows_available_memory_and_models_give_back_theirs() -> None:
-    """More than is available fails; with little room models give memory back, at most once a second."""
+    """More than is available fails; with little room models return memory, at most once a second."""
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
     lines = ["refused", "released 1", "released 1", "released 1"]
     assert done.stdout.splitlines() == lines, done.stderr

@@ -56,7 +56,7 @@ def adding(tmp_path: Path) -> Adding:
 @pytest.mark.parametrize(
     ("what", "kind", "text"),
     [
-        ("refuse", InvalidRequest, "the model was not added: the file is no ONNX model"),
+        ("refuse", InvalidRequest, "the model was not added: the file is not an ONNX model"),
         ("taken", InvalidRequest, "the model was not added: there is a model 'm' in PENSTOCK_HOME/models"),
         (
             "ask",

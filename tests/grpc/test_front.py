@@ -135,7 +135,7 @@ async def test_bug_of_ours_is_internal_and_keeps_its_secrets(front: Front, capsy
 
 
 async def test_too_little_memory_is_unavailable_with_retry_after(front: Front) -> None:
-    """Other than a bug, it goes away: the client may retry."""
+    """Unlike a bug, it is temporary: the client may retry."""
     front.plane.error = MemoryError()
 
     refused = await refusal(front)

@@ -152,8 +152,8 @@ def test_hostile_files_get_a_sentence(running: RunningStack, detector: bytes) ->
     """Noise, a cut file, a custom operator, a compressed one: 400, nothing left, and the stack serves on."""
     noise = np.random.default_rng(1).bytes(5000)
     for content, said in (
-        (noise, "the file is no ONNX model"),
-        (detector[: len(detector) // 2], "the file is no ONNX model, or it is truncated"),
+        (noise, "the file is not an ONNX model"),
+        (detector[: len(detector) // 2], "the file is not an ONNX model, or truncated"),
         (custom_operator(), "custom operator"),
         (b"", "the body is empty"),
     ):

@@ -24,7 +24,7 @@ from tests.support.http import post_json
 from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
-GUIDES = "quickstart install models video batching gpu deploy metrics security"
+GUIDES = "quickstart install models card-parameters video batching gpu deploy metrics security"
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES.split()))
 PENSTOCK = ".venv/bin/penstock"
 PROGRAMS = ("make", "curl", ".venv/bin/", "docker", "helm")
@@ -118,10 +118,9 @@ def here(command: str, stack: RunningStack) -> list[str]:
 
 
 def write_my_detector(repository: Path) -> None:
-    """The model of docs/models.md: the page's config.pbtxt, and FastestDet's file."""
-    lines = re.findall(
-        r"^    ((?:input|output|parameters) .*)$", (CHECKOUT / "docs" / "models.md").read_text(), re.MULTILINE
-    )
+    """The model of docs/card-parameters.md: the page's config.pbtxt, and FastestDet's file."""
+    page = (CHECKOUT / "docs" / "card-parameters.md").read_text()
+    lines = re.findall(r"^    ((?:input|output|parameters) .*)$", page, re.MULTILINE)
     folder = repository / "my-detector"
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text("\n".join(lines))

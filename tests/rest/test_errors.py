@@ -98,7 +98,7 @@ def _opencv_out_of_memory() -> Exception:
     ids=["python", "opencv", "threads"],
 )
 async def test_too_little_memory_is_503_with_retry_after(front: Front, error: Exception) -> None:
-    """Other than a bug, it goes away: the client may retry. The log has the trace."""
+    """Unlike a bug, it is temporary: the client may retry. The log has the trace."""
     front.plane.error = error
     with structlog.testing.capture_logs() as logged:
         reply = await front.ask("POST", "/v2/models/ident/infer", VALID_INFER)

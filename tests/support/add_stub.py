@@ -18,7 +18,7 @@ def main() -> int:
     home, name, file = Path(flags["home"]), flags["name"], Path(sys.argv[-1])
     what = flags.get("layout", "")
     refusal = {
-        "refuse": {"error": f"{file} is no ONNX model", "questions": []},
+        "refuse": {"error": f"{file} is not an ONNX model", "questions": []},
         "taken": {"error": f"there is a model 'm' in {home / 'models'}", "questions": []},
         "ask": {"error": "it is open; choose another name with --name", "questions": [QUESTION]},
         "code": {"error": "it has a custom operator; start the gateway with --allow-model-code", "questions": []},

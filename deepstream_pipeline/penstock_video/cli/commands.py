@@ -120,7 +120,7 @@ AuditFile = Annotated[
     ),
 ]
 Duration = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="end after this time, as at the last file's end [no limit]")
+    float | None, typer.Option(metavar="SECONDS", help="end after this time, as after the last file [no limit]")
 ]
 AsJson = Annotated[
     bool,
@@ -182,7 +182,7 @@ def run(
         is_loop=loop, is_realtime=realtime, decoder=decoder,
     )  # fmt: skip
     if duration is not None and not 0 < duration < math.inf:
-        fail(f"--duration is {duration:g}: it takes seconds above 0")
+        fail(f"--duration is {duration:g}: give seconds above 0")
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)
     tls, audit = control_api_tls(tls_cert, tls_key, tls_client_ca), control_api_audit(audit_log)
     raise typer.Exit(_run(config, flags, how, tls, audit))
@@ -224,7 +224,7 @@ def control_api_audit(file: Path | None) -> Audit | None:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a run speaks, and how long it takes. log_level: empty for what fits. duration_s: None for no limit."""
+    """Output and duration of a run. log_level: empty for the default. duration_s: None for no limit."""
 
     is_json: bool
     has_progress: bool

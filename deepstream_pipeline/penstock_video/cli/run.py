@@ -58,9 +58,9 @@ class RunEnd:
 
 
 class Stopping:
-    """Ctrl-C and SIGTERM, stored in `asked_by`.
+    """Ctrl-C and SIGTERM, stored in `stop_signal`.
 
-    While the program runs (is_running) the first one asks for an orderly end; each other one raises KeyboardInterrupt.
+    While the program runs (is_running) the first one requests an orderly end; each other one raises KeyboardInterrupt.
     duration_s: after this time the program ends by itself; None for no limit.
     """
 

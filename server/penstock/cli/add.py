@@ -18,7 +18,7 @@ from penstock.cli.gateway_client import (
     settings_or_fail,
     url_of,
 )
-from penstock.cli.model_flags import ModelFlags, with_model_flags
+from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
 from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable
 from penstock.gateway.settings import Settings
@@ -28,7 +28,7 @@ from penstock.models.model_folder import is_disk_full, repository_of
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.model_addition import AddFailure, ModelAdded, OpenQuestion
 
-if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group need not
+if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group do not need
     from penstock.models.add import AddedModel, AddOptions
 
 _MAX_SHOWN = 200  # characters of a wrong file name
@@ -38,9 +38,6 @@ Files = Annotated[
 ]
 Name = Annotated[str, typer.Option("--name", help="the model's name [from the file's]")]
 Home = Annotated[Path | None, typer.Option(help="folder for added models [~/.penstock]", show_default=False)]
-AllowsCode = Annotated[
-    bool, typer.Option("--allow-model-code", help="accept custom operators, and run PyTorch programs")
-]
 
 
 class AddReport(ModelAdded, kw_only=True):
@@ -99,7 +96,7 @@ def add(
     is_complete = True
     with stoppable("the unfinished model is removed"):
         for source, model_name in sources:
-            is_complete = add_one(place, source, model_name, gateway, as_json) and (is_complete)
+            is_complete = add_one(place, source, model_name, gateway, as_json) and is_complete
     if not is_complete:
         raise typer.Exit(1)
 
@@ -148,7 +145,7 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
         elif path.is_dir():
             inside = sorted(path.glob("*.onnx"))
             if not inside:
-                fail(f"{path} has no .onnx file, and is no Triton model folder: give a file, or a folder of ONNX files")
+                fail(f"{path} has no .onnx file and is not a Triton model folder: give another folder or a file")
             found += inside
         elif not path.exists():
             fail(f"there is no file {path}")
@@ -215,7 +212,9 @@ def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient |
 def _record(added: "AddedModel") -> str:
     """Records golden.json for `models check`. Returns the reason if it fails, or ""."""
     if added.inspection.facts.file_format.is_torch:
-        return "no golden answer is recorded without Triton; `models check` can record one of the loaded model"
+        return (
+            "no golden answer was recorded, as only Triton runs it; `penstock models check NAME --record` records one"
+        )
     from penstock.cli.check_request import CheckContext, NotCheckable
     from penstock.cli.check_result import record_golden
     from penstock.models.check.golden import GoldenError

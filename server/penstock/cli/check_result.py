@@ -116,7 +116,7 @@ async def check_model(subject: CheckTarget, context: CheckContext) -> CheckRow:
 
 
 async def _verdict(subject: CheckTarget, context: CheckContext, row: CheckRow) -> CheckVerdict:
-    """A model that was named and does not answer is a failure; of all models, it is not."""
+    """A model that cannot be checked has failed if the user named it, and has no verdict in a check of all models."""
     try:
         await _check(subject, context, row)
     except (ModelCannotRun, GoldenError, GatewayError, InferenceError) as error:

@@ -25,7 +25,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.inference import Datatype, InferRequest, Tensor
 
-if TYPE_CHECKING:  # it imports OpenCV, which most commands need not
+if TYPE_CHECKING:  # it imports OpenCV, which most commands do not need
     from penstock.gateway.rest.image_results import ImageAnswer
 
 INFER_TIMEOUT_S = 60.0
@@ -208,7 +208,7 @@ class GatewayClient:
         try:
             return decoder.decode(answer)
         except msgspec.DecodeError as error:
-            raise GatewayError(f"what answers at {self.url} is no gateway ({error}): check the address") from error
+            raise GatewayError(f"the server at {self.url} is not a gateway ({error}): check the address") from error
 
     def _exchange(
         self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float
@@ -262,7 +262,7 @@ def _failure_of(url: str, error: Exception, timeout_s: float) -> GatewayError:
         case http.client.RemoteDisconnected():
             return GatewayError(f"{url} closed the connection without an answer: {_advice(url)}")
         case http.client.BadStatusLine():
-            return GatewayError(f"what answers at {url} does not speak HTTP: {_address_advice(url)}")
+            return GatewayError(f"the server at {url} does not speak HTTP: {_address_advice(url)}")
         case ssl.SSLCertVerificationError():
             remedy = f"set {CA_VARIABLE} to the file of the CA that signed it"
             return GatewayError(f"the certificate of {url} is not trusted ({error.verify_message}): {remedy}")
@@ -280,7 +280,7 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     except ValueError:
         host, port = None, None
     if parts.scheme not in ("http", "https") or not host:
-        raise GatewayError(f"{url!r} is no gateway's address: give one such as http://127.0.0.1:8000")
+        raise GatewayError(f"{url!r} is not a gateway's address: give one such as http://127.0.0.1:8000")
     if parts.scheme == "https":
         try:
             context = client_context()
@@ -313,9 +313,9 @@ def _error_of(
         text = _ERROR_BODY.decode(answer).error
     except msgspec.DecodeError:
         why = f"HTTP {response.status} {response.reason}"
-        return GatewayError(f"what answers at {url} is no gateway ({why}): check the address")
+        return GatewayError(f"the server at {url} is not a gateway ({why}): check the address")
     if response.status == http.HTTPStatus.NOT_FOUND and not names_model:
-        return GatewayError(f"what answers at {url} is no gateway ({text}): check the address")
+        return GatewayError(f"the server at {url} is not a gateway ({text}): check the address")
     if response.status == http.HTTPStatus.NOT_FOUND:
         return GatewayModelNotFound(text)
     if response.status == http.HTTPStatus.UNAUTHORIZED:
@@ -353,11 +353,11 @@ def gateway_url(given: str | None) -> str:
 
 
 def local_url(settings: Settings) -> str:
-    """The address of the user's newest running stack, else that of the one which `penstock up` would start.
+    """The address of this user's newest running stack; without one, the address that `penstock up` would use.
 
-    A port in the settings chooses among the stacks. With several, a line on standard error names the one that is used.
+    A port in the settings selects one of several stacks. Without it, a line on standard error names the one used.
     """
-    from penstock.gateway.workers.running_stacks import is_bound, running_stacks  # 60 ms, which --url saves
+    from penstock.gateway.workers.running_stacks import is_bound, running_stacks  # takes 60 ms, which --url saves
 
     urls = [stack.http_url for stack in running_stacks() if not is_bound(stack)]
     if "http_port" in settings.model_fields_set and settings.http_port:
@@ -365,7 +365,9 @@ def local_url(settings: Settings) -> str:
     if not urls:
         return url_of(settings)
     if len(urls) > 1:
-        print_failure(f"{len(urls)} stacks run here; {urls[0]} is used, the newest. Give an address to choose another")
+        print_failure(
+            f"{len(urls)} stacks run here; the newest is used, {urls[0]}. --url or PENSTOCK_HTTP_PORT selects one"
+        )
     return urls[0]
 
 
@@ -378,5 +380,5 @@ def url_of(settings: Settings) -> str:
 def gateway_of(url: str | None, api_key: str) -> GatewayClient:
     """The gateway at that address, else that of this machine."""
     if not api_key.isascii() or not api_key.isprintable():
-        fail(f"--api-key (or {API_KEY_VARIABLE}) holds signs that no header carries: give the key as it was shown")
+        fail(f"--api-key (or {API_KEY_VARIABLE}) has characters that no HTTP header allows: give the key as shown")
     return GatewayClient(gateway_url(url), api_key)

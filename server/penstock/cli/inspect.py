@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.model_flags import ModelFlags, with_model_flags
+from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
 from penstock.cli.terminal import fail, one_line, print_json, progress_bar, stoppable
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Inspection, Question, Verdict, inspect_file
@@ -19,15 +19,12 @@ from penstock.models.inspect.inspection import Inspection, Question, Verdict, in
 _MIB = 1 << 20
 _LONGEST = 100  # characters of a metadata value or a card's parameter on the page
 _SHOWN_LABELS = 5
-AllowsCode = Annotated[
-    bool, typer.Option("--allow-model-code", help="accept custom operators, and run PyTorch programs")
-]
-_FILES = Annotated[Path, typer.Argument(metavar="FILE", help="an ONNX file, TorchScript or .pt2", show_default=False)]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="an ONNX, .pt2 or TorchScript file", show_default=False)]
 
 
 @with_model_flags
 def inspect(
-    file: _FILES,
+    file: _File,
     as_json: Annotated[bool, typer.Option("--json", help="print only JSON")] = False,
     allow_model_code: AllowsCode = False,
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields

@@ -83,12 +83,17 @@ class ModelFlags:
         return tuple(self.picture or [])
 
 
+AllowsCode = Annotated[
+    bool, typer.Option("--allow-model-code", help="accept custom operators, and run PyTorch programs")
+]
+
+
 def with_options(
     group: str, options: Sequence[inspect.Parameter], make: Callable[..., Any] = dict
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: replaces the command's parameter `group` by these options, for typer.
 
-    The command's `group` is then what `make` returns for the options' values, passed by name.
+    The command gets make(…) of the options' values, by name, as `group`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -191,7 +196,7 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
 def _divisors(flag: str, text: str) -> tuple[float, ...]:
     numbers = _numbers(flag, text)
     if 0.0 in numbers:
-        fail(f"{flag} {text!r} has a 0, and pixels are divided by it: give numbers over 0, such as 0.229,0.224,0.225")
+        fail(f"{flag} {text!r} has a 0, by which pixels cannot be divided: give numbers such as 0.229,0.224,0.225")
     return numbers
 
 

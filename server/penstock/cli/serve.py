@@ -34,7 +34,7 @@ def serve(
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
     up_flags: dict[str, Any] | None = None,
 ) -> None:
-    """Add ONNX files as models, and start the stack with them: `penstock models add`, then `penstock up`.
+    """Add model files, and start the stack with them: `penstock models add`, then `penstock up`.
 
     A file that was added before is inspected again, and its folder replaced. If several files are given, those that
     cannot be added are reported, and the others are served.
@@ -58,9 +58,7 @@ def serve(
         adding.join()
     left = [str(file) for file, model_name in sources if model_name not in names]
     if not names:
-        fail(
-            "no model was added, so the stack is not started: give the flags or files that the lines above name", code=1
-        )
+        fail("no model was added, so the stack is not started: use the flags or the advice in the lines above", code=1)
     if left:
         served, advice = ", ".join(names), "add it to the running stack with its flags: penstock models add FILE …"
         print_failure(f"{served} will be served, without {', '.join(left)}; {advice}")

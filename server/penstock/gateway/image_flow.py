@@ -356,10 +356,11 @@ class ImageFlow:
     async def _parsed(
         self, request: ImageRequest, card: VisionCard, response: InferResponse, row: int | None, geometry: Geometry
     ) -> object:
+        """The result of one image. Results that can need 500 MB are read in a limited number of threads."""
         work = partial(result_of, request, card, response, row, geometry)
         if card.network_type in (NetworkType.DETECTOR, NetworkType.CLASSIFIER):
             return work()
-        return await self._readers.run(work, client=request.client, deadline=request.deadline)  # up to 500 MB each
+        return await self._readers.run(work, client=request.client, deadline=request.deadline)
 
     def _in_turn(self, request: InferRequest, client: str) -> Coroutine[Any, Any, InferResponse]:
         if self._slots is None:

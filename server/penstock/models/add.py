@@ -45,7 +45,7 @@ class AddedModel:
 class AddOptions:
     """pictures: encoded pictures for the trial; empty for the packaged ones.
 
-    allows_code: custom operators may load, and PyTorch programs, which can run any code, are run.
+    allows_code: custom operators are accepted, and PyTorch programs, which can run any code, are run.
 
     may_replace: a model of that name that was added earlier is replaced. origin: of the file, for MODEL.md; its path if
     empty.
@@ -99,7 +99,7 @@ def add_model(
         raise CannotAdd(str(error)) from error
     if source.is_dir():
         check_files(source, allows_code=options.allows_code)
-    elif not inspection.facts.file_format.is_torch:  # those were not run without the permission, so they are refused
+    elif not inspection.facts.file_format.is_torch:  # without the permission it was not run, and is rejected below
         _check_code(source, inspection, allows_code=options.allows_code)
     if not inspection.is_servable and not has_card(source):
         raise NotServable(inspection.reason, inspection)

@@ -37,7 +37,7 @@ from penstock.vision.spec import ColorFormat
 ONNX_FILE, TORCH_FILE = Path("1") / "model.onnx", Path("1") / "model.pt2"
 MAX_ROWS = 8  # max_batch_size of models that passed the batch test
 INSTANCES = {"onnxruntime": 2, "torch": 1}  # by backend; each of torch is a process with the weights on the GPU
-# What the trial ran is what is served: the backend's default on a GPU is FP16. Tensors on a GPU are not copied first.
+# Served in the trial's precision: the backend's default on a GPU is FP16. Inputs that are on the GPU stay there.
 _TORCH_PARAMETERS = {"precision": "fp32", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
 _FIXED = "its batch size is fixed: export it with a free first dimension (dynamic_shapes of torch.export.export)"
 ADDED_BY = "added_by"  # parameter of config.pbtxt: the command that wrote the folder
@@ -177,7 +177,7 @@ def _has_free_batch(config: ModelConfig) -> bool:
 
 
 def _torch_batches(facts: ModelFacts, config: ModelConfig, card: VisionCard, recognition: Recognition) -> Batches:
-    """As _find_batches, of the copied program. Its batches are as large as the proof allows, for a GPU."""
+    """As _find_batches, for a PyTorch program. The preferred size is the largest: batches are fastest so on a GPU."""
     try:
         session = TorchSession(facts)
         try:
@@ -229,7 +229,7 @@ def _speeds(
 ) -> tuple[tuple[int, float], ...]:
     """(batch size, rows per second) on one core: the fastest of several rounds within SPEED_BUDGET_S.
 
-    Not of sizes that cannot run, which may need too much memory. Raises TrialFailed if the smallest cannot.
+    Sizes that cannot run, for example for lack of memory, are left out. Raises TrialFailed if the smallest cannot run.
     """
     feeds = {rows: {name: np.repeat(array, rows, axis=0) for name, array in row.items()} for rows in rows_tried}
     fastest: dict[int, float] = {}

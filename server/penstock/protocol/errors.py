@@ -192,9 +192,9 @@ _NO_THREAD = "can't start new thread"  # of RuntimeError
 
 
 def error_for_client(error: BaseException) -> InferenceError:
-    """What the client gets for an exception that is no InferenceError: Overloaded if memory is short, else no details.
+    """The client's error for an unexpected exception: Overloaded for too little memory, else "internal error".
 
-    Too little memory of this process is shown by Python, NumPy and OpenCV with their own exceptions.
+    Python, NumPy and OpenCV each have their own exception for too little memory of this process.
     """
     is_opencv = type(error).__module__ == "cv2" and getattr(error, "code", 0) == _OPENCV_NO_MEMORY
     if is_opencv or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD):

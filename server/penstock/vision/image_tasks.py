@@ -234,7 +234,7 @@ def size_array(sizes: Sequence[tuple[int, int]], datatype: Datatype, rank: int) 
     """
     array = np.array(sizes, datatype.dtype)
     if rank == 1 and len(sizes) > 1:
-        raise InvalidRequest(f"{len(sizes)} images, but the model's input for sizes takes one; send each in a request")
+        raise InvalidRequest(f"the model's input for sizes takes one image, not {len(sizes)}; send one per request")
     return array[0] if rank == 1 else array.reshape(len(sizes), *(1,) * (rank - 2), 2)
 
 

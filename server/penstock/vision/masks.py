@@ -102,7 +102,7 @@ def png16_of(depth: DepthMap) -> tuple[bytes, float, float]:
 
 
 def depth_of(png: bytes, scale: float, offset: float) -> FloatArray:
-    """(height, width) float32: the depth of a PNG of 16 bits. Raises ValueError if it is none of one channel."""
+    """(height, width) float32: the depth of a PNG of 16 bits. Raises ValueError for a PNG of several channels."""
     pixels = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED) if png else None
     if pixels is None or pixels.ndim != 2:
         raise ValueError("the depth map is not a PNG of one channel")

@@ -39,7 +39,7 @@ torch.jit.trace(network, sample).save(sys.argv[2])
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, batch: int | str = "s0") -> Path:
-    """A .pt2, with an environment that runs it so."""
+    """A .pt2, and an environment in which its program behaves as named."""
     monkeypatch.setenv("PENSTOCK_ENGINE_ENVIRONMENT", str(stand_in_environment(tmp_path / "environment", behaviour)))
     path = tmp_path / "best.pt2"
     path.write_bytes(pt2(yolox(batch)))
@@ -65,7 +65,7 @@ def test_an_added_program_is_a_folder_of_the_torch_backend(tmp_path: Path, monke
 def test_a_program_without_proven_batches_takes_one_picture_a_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, batch: int | str, why: str
 ) -> None:
-    """The reason says why, and the declared batch is 1."""
+    """`batches` has the reason, and the declared batch is 1."""
     source = stand_in(tmp_path, monkeypatch, behaviour, batch)
     added = add_model(source, "best", OPTIONS, home=tmp_path / "home")
     assert why in added.batches.why

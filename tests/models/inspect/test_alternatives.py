@@ -103,7 +103,7 @@ def test_parts_of_the_pictures_decide_where_whole_ones_do_not(
 
 
 def test_parts_are_not_run_with_a_scale_that_is_asked() -> None:
-    """Colours wait until the scale is right."""
+    """Colour orders are compared on parts only after the scale is known."""
     best = {(RGB, False): (1.0,) * 40, (BGR, False): (1.0,) * 40, (RGB, True): (0.8, 0.6)}
     found = compared(best, parts={RGB: EVEN, BGR: (0.9,) * 4})
     assert [(question.flag, question.is_blocking) for question in found.questions] == [

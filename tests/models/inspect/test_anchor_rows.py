@@ -295,9 +295,9 @@ def test_wrong_number_of_labels_is_named_with_the_number_of_classes(tmp_path: Pa
     path = constant_model(tmp_path / "model.onnx", {"output": raw(N416, 416, 80)})
     found = inspected(path, Hints(labels=("helmet", "vest"), layout=layout))
     assert asked(found) == ["--labels"]
-    assert "2 labels are given and the model has 80 classes" in found.reason
+    assert "2 labels are given, but the model has 80 classes" in found.reason
     found = inspected(path, Hints(labels=("helmet",), labels_origin="ppe.names", layout=layout))
-    assert "1 label is given in ppe.names and the model has 80 classes" in found.reason
+    assert "1 label is given in ppe.names, but the model has 80 classes" in found.reason
 
 
 def test_wrong_number_of_labels_for_columns_of_two_readings_is_named_with_both(tmp_path: Path) -> None:

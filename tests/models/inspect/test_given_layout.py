@@ -23,8 +23,8 @@ def changed(shared_dir: Path, folder: Path, layout: str, *changes: by.Change, fi
     [
         ("yolov8", "yolox_nano", "some widths or heights are negative", "yolox"),
         ("yolo-end2end", "yolox_nano", "[n, 6] (x0, y0, x1, y1, score, class) was expected", "yolox"),
-        ("db", "yolox_nano", "which is no map of a picture", "yolox"),
-        ("db", "osnet_x0_25_msmt17", "which is no map of a picture", "embedding"),
+        ("db", "yolox_nano", "which is not a map of a picture", "yolox"),
+        ("db", "osnet_x0_25_msmt17", "which is not a map of a picture", "embedding"),
         ("yolov5", "ultraface_rfb320", "(scores [4420, 2], boxes [4420, 4]) do not fit the layout yolov5", "ultraface"),
     ],
 )

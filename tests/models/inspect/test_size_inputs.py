@@ -138,7 +138,7 @@ async def test_the_gateway_sends_the_size_that_the_trial_sent(
 
 
 def test_a_size_of_other_pictures_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    """Two rows of sizes beside one picture: the trial's reason has ONNX Runtime's words."""
+    """Two rows of sizes beside one picture: the trial's reason quotes ONNX Runtime's error."""
     found = inspected(write(tmp_path / "model.onnx", (1, 3, 64, 64), (3, 2), TensorProto.INT64))
     assert not found.is_servable
     assert "orig_target_sizes" in found.reason
@@ -155,7 +155,7 @@ def test_a_size_input_of_one_picture_takes_one_row() -> None:
     one = Geometry(WIDTH, HEIGHT, 64, 64, 1.0, 1.0)
     (tensor,) = size_tensors(card, [one], has_batch_axis=True)
     assert tensor.to_numpy().tolist() == [WIDTH, HEIGHT]
-    with pytest.raises(InvalidRequest, match="2 images, but the model's input for sizes takes one"):
+    with pytest.raises(InvalidRequest, match="the model's input for sizes takes one image, not 2"):
         size_tensors(card, [one, one], has_batch_axis=True)
     with pytest.raises(InvalidRequest, match="takes 1 at once"):
         check_image_count(config, card, 2)

@@ -87,7 +87,7 @@ def test_boxes_and_scores_are_found_by_name_or_by_order() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 6])
 def test_flat_rows_of_the_own_image_are_the_known_boxes_without_suppression(count: int) -> None:
-    """The score precedes the class. Rows of another image are not read, and the number of rows is no batch."""
+    """The score precedes the class. Rows of another image are not read, and the rows are not a batch."""
     boxes = STREET[:count]
     card = card_of("yolo-nas-flat", SIZE, ["graph2_flat_predictions"])
     rows = flat_rows(boxes, YARD)

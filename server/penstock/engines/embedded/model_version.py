@@ -287,7 +287,7 @@ class Run:
             raise
         except MemoryError as error:
             raise OutOfMemory(
-                f"model {self.request.model_name!r}: there is too little memory for its outputs"
+                f"model {self.request.model_name!r}: too little memory for the outputs; retry later, or send fewer rows"
             ) from error
         except Exception as error:
             log.exception("an inference failed in the engine", model=self.request.model_name)

@@ -1,4 +1,4 @@
-"""A limit of this process's memory, so that a model that needs too much fails a call instead of the process."""
+"""A limit of this process's memory: a model that needs too much fails a call and does not end the process."""
 
 import contextlib
 import re
@@ -14,15 +14,15 @@ from .threads import CGROUP_ROOT, cgroup_folders
 
 MIB = 1 << 20
 CHECK_EVERY_S = 1.0
-LONG_RUN_S = 0.005  # a run that fills much memory takes longer, so that shorter ones need no check
+LONG_RUN_S = 0.005  # runs that fill much memory take longer; shorter runs are not checked
 RESERVE = 0.08  # of all memory, for other processes
 _LEAST_ROOM_BYTES = 128 * MIB  # the process may grow by this much even if the machine has no memory left
-_PRESSURE = 0.15  # of the limit: with less room, models give back what they do not use
+_PRESSURE = 0.15  # of the limit: with less room, models return unused memory
 _NO_LIMIT = 1 << 60
 
 
 class Releases(Protocol):
-    """A model that can give back memory."""
+    """A model that can return unused memory."""
 
     def release_memory(self) -> None: ...
 
@@ -67,7 +67,7 @@ class MemoryLimit:
         self._checked_s = self._released_s = float("-inf")
 
     def add(self, model: Releases) -> None:
-        """Limits the process from now on. The model gives back memory when little is left."""
+        """Limits the process from now on. The model returns unused memory when little is left."""
         with self._lock:
             self._models.add(model)
         self.check()
@@ -88,7 +88,7 @@ class MemoryLimit:
             self.release()
 
     def release(self) -> None:
-        """Has all models give back memory that they do not use now."""
+        """Makes all models return unused memory to the system."""
         with self._lock:
             models = list(self._models)
         for model in models:
@@ -101,7 +101,7 @@ class MemoryLimit:
             return False
         (total, available), (mapped, used) = machine, own
         if self._untouched_bytes is None:
-            self._untouched_bytes = max(mapped - used, 0)  # such as stacks of threads: they count, but take no memory
+            self._untouched_bytes = max(mapped - used, 0)  # such as stacks of threads: counted, but not used
         room = max(available - int(total * RESERVE), _LEAST_ROOM_BYTES)
         limit = self._untouched_bytes + used + room
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -122,7 +122,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def prefer_for_oom_kill() -> None:
-    """Has the kernel kill this process before Triton if the machine runs out of memory nevertheless."""
+    """Makes the kernel kill this process before Triton if the machine runs out of memory."""
     with contextlib.suppress(OSError):  # not writable everywhere; then the kernel's default applies
         Path("/proc/self/oom_score_adj").write_text("500")
 

@@ -166,7 +166,7 @@ RATE_WEIGHT = 0.2  # of the time since the last batch, in the arrival rate
 USUAL_RATE_WEIGHT = 0.03  # of the same in the usual rate
 LIGHT_LOAD = 0.7  # of the capacity at one row per call; below it, no row waits for another
 EVEN_AT_MOST = 0.95  # of the capacity at any batch size; above it, no batch size keeps up
-KEPT_THROUGHPUT = 0.95  # of the largest batch's, which a smaller even share must keep
+FULL_LOAD_SHARE = 0.95  # of the largest batch's rows per second, which smaller batches must reach at full load
 EVEN_MARGIN = 1.15  # times an even share, because arrivals are uneven
 EVEN_MORE = 2  # additional rows
 SHARING_GAIN = 0.15  # of a call's time that shared rows must save to be worth waiting for
@@ -231,10 +231,8 @@ class Schedule:
         if instances == 1:
             return max_rows
         if share * fit.beta_s >= EVEN_AT_MOST:
-            full_s = fit.alpha_s + max_rows * fit.beta_s
-            even = (
-                int(KEPT_THROUGHPUT * max_rows * fit.alpha_s / (full_s - KEPT_THROUGHPUT * max_rows * fit.beta_s)) + 1
-            )
+            required = FULL_LOAD_SHARE * max_rows / (fit.alpha_s + max_rows * fit.beta_s)  # rows per second
+            even = int(required * fit.alpha_s / (1.0 - required * fit.beta_s)) + 1
         else:
             even = int(EVEN_MARGIN * share * fit.alpha_s / (1.0 - share * fit.beta_s)) + EVEN_MORE
         return min(max(even, -(-waiting // instances)), max_rows)

@@ -84,7 +84,7 @@ def add_query_of(query: bytes) -> AddQuery:
             raise InvalidRequest(f"query parameter {name!r} is {quoted(text)}; give it a value, or leave it out")
         if name == _REPLACE:
             replace = text
-        else:  # labels without `;` would be the name of a file for the command
+        else:  # the command would read labels without `;` as the name of a file
             flags.append((name, f"{text};" if name == "labels" else text))
     if replace not in ("0", "1"):
         raise InvalidRequest(f"query parameter {_REPLACE!r} is {quoted(replace)}; it must be 0 or 1")

@@ -215,7 +215,7 @@ def answer_of(response: ImageResponse, request_id: str = "") -> ImageAnswer:
     return ImageAnswer(
         response.model_name,
         response.model_version,
-        cast("list[ImageResult]", list(response.results)),  # by result_json
+        cast("list[ImageResult]", list(response.results)),  # request.write is result_json
         _milliseconds(response.timings, response.total_s),
         response.timings.batch_size,
         request_id,

@@ -1,4 +1,4 @@
-"""The JSON of the image endpoint's response: written from results in the gateway, read back to results in commands."""
+"""The JSON of the image endpoint's response: the gateway writes it, commands read it."""
 
 import base64
 from collections.abc import Sequence
@@ -179,7 +179,7 @@ def result_json(result: VisionResult, labels: Sequence[str], masks: MaskForm = M
 
 
 def vision_result(result: ImageResult, width: int, height: int) -> VisionResult:
-    """The opposite of result_json: the result as arrays. width, height: of the picture, in pixels.
+    """The inverse of result_json: the result as arrays. width, height: of the picture, in pixels.
 
     Raises ValueError if a mask or a depth map is not a valid encoding for that size.
     """

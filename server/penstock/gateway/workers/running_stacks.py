@@ -73,7 +73,7 @@ def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
 
 
 def is_bound(stack: RunningStack) -> bool:
-    """Whether the stack is the own engine of a video program, with which it ends."""
+    """Whether the stack is a video program's own engine, which ends with that program."""
     try:
         return UP_CHILD.encode() in Path(f"/proc/{stack.process_id}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -9,7 +9,7 @@ _LONGEST_AXIS = 24  # characters; exporters write whole formulas
 
 
 class UnreadableModel(Exception):
-    """The file is no model that can be inspected. str() is one sentence for the user, with the file's fault."""
+    """The file cannot be inspected. str() is one sentence for the user, with the file's fault."""
 
 
 class FileFormat(StrEnum):
@@ -21,7 +21,7 @@ class FileFormat(StrEnum):
 
     @property
     def is_torch(self) -> bool:
-        """Whether PyTorch runs it: its file can contain any code."""
+        """Whether PyTorch runs it. Such a file can contain any code."""
         return self is not FileFormat.ONNX
 
 

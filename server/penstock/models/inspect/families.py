@@ -86,7 +86,7 @@ _ROWS = (
     ),
 )
 FAMILIES = {family.name: family for family in _ROWS}
-_LAYOUTS = {  # by the family of their usual models, where its name is another
+_LAYOUTS = {  # by family, where their names differ
     "ultralytics": (
         "yolov5",
         "yolov5-seg",
@@ -124,8 +124,11 @@ def family_of(layout: str) -> Family:
     return FAMILIES.get(_FAMILY_NAMES.get(layout, layout), FAMILIES["mmdeploy"])
 
 
-def asking(family: Family, *, is_nhwc: bool, is_gray: bool) -> Family:
-    """ImageNet's mean and std are usual in PyTorch: networks of TensorFlow (NHWC) and of grey pictures may differ."""
+def with_open_normalisation(family: Family, *, is_nhwc: bool, is_gray: bool) -> Family:
+    """The family, whose ImageNet mean and std become a question for NHWC (TensorFlow) and grey networks.
+
+    They are usual only for PyTorch's networks of colour pictures.
+    """
     is_imagenet = family.mean == _MEAN and not family.ambiguity
     return replace(family, ambiguity=_NORMALISATION) if is_imagenet and (is_nhwc or is_gray) else family
 

@@ -74,7 +74,7 @@ class Recognition:
     parameters: of config.pbtxt, labels included. input_size: (height, width), None if it follows the picture.
     input_shape: the image input's true shape where the file's is not, else (). output_shapes: of the outputs, then.
     rows_follow_batch: False if the outputs have no batch axis, so that one picture a call is served. evidence:
-    sentences, the strongest first. assumptions: usual values that nothing in the file states, and their flags.
+    sentences, the strongest first. assumptions: usual values that the file does not state, with the flags.
     """
 
     layout: str = ""

@@ -12,7 +12,7 @@ from penstock.models.inspect.trial_outputs import (
 )
 from penstock.models.inspect.value_ranges import are_probabilities
 
-_MAX_STRETCH = 2.0  # of a map's side ratio against the picture's
+_MAX_STRETCH = 2.0  # of a map's aspect ratio against the picture's
 
 
 def scores_of(outputs: TrialOutputs, index: int) -> OutputCheck:
@@ -24,13 +24,13 @@ def scores_of(outputs: TrialOutputs, index: int) -> OutputCheck:
 
 
 def check_text_map(outputs: TrialOutputs) -> OutputCheck:
-    """A map of the picture, with about its side ratio or the network's."""
+    """Whether the output is a map with about the aspect ratio of the picture or of the network."""
     for array, source in zip(outputs.arrays[outputs.names[0]], outputs.sources, strict=True):
         height, width = array.shape[-2:] if array.ndim > 1 else (1, array.size)
         ratios = [height / max(width, 1) / (side[0] / side[1]) for side in (source, outputs.size)]
         if not any(1 / _MAX_STRETCH < ratio < _MAX_STRETCH for ratio in ratios):
             seen = f"output {outputs.names[0]!r} has {height} x {width} values"
-            return OutputCheck(fault=f"{seen}, which is no map of a picture of {source[1]} x {source[0]} pixels")
+            return OutputCheck(fault=f"{seen}, which is not a map of a picture of {source[1]} x {source[0]} pixels")
     return scores_of(outputs, 0)
 
 

@@ -50,7 +50,7 @@ def read_facts(path: Path) -> ModelFacts:
         file_format, model = FileFormat.ONNX, _parse(path, data)
     graph = model.graph
     if not all(isinstance(text, str) for text in _texts(model)):
-        raise UnreadableModel(f"{path} has names that are no UTF-8 text: the file is damaged; export it again")
+        raise UnreadableModel(f"{path} has names that are not UTF-8 text: the file is damaged; export it again")
     _check(path, model)
     initializers = {tensor.name for tensor in graph.initializer} | {
         tensor.values.name for tensor in graph.sparse_initializer
@@ -108,7 +108,7 @@ _OTHER_FILES = (
     (b"\x1f\x8b", 0, "compressed (gzip): unpack it first"),
     (b"<net ", 0, "OpenVINO's XML: give the ONNX file that it was made from"),
 )
-_TEXT_BYTES = 200  # of a file's begin
+_TEXT_BYTES = 200  # at the start of a file
 _WEB_PAGE = (b"<!doctype html", b"<html", b"<head")
 _OTHER_SUFFIXES = {  # of formats without a signature
     ".engine": "a TensorRT engine: give the ONNX file that it was built from",
@@ -126,9 +126,9 @@ def _other_format(data: bytes) -> str:
     if data[:1000].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_WEB_PAGE):
         return "a web page, not the model: the download failed; download the file itself (the raw file's link)"
     if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data):
-        return "a file of weights (safetensors) without the network: export the model to ONNX"
+        return "a file of weights (safetensors) without a network: export the model to ONNX"
     if data[:_TEXT_BYTES].isascii() and data[:_TEXT_BYTES].decode().replace("\n", "").replace("\r", "").isprintable():
-        return "text, and no ONNX model: perhaps the error message of a download; read it, and download the file again"
+        return "text, not an ONNX model: perhaps the error message of a download; read it, and download the file again"
     return ""
 
 
@@ -139,15 +139,15 @@ def _parse(path: Path, data: bytes) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except (DecodeError, RecursionError, ValueError):
-        truncated = f"no ONNX model, or it is truncated: its {len(data)} bytes are no ONNX message; export it again"
+        truncated = f"not an ONNX model, or truncated: its {len(data)} bytes cannot be parsed; export it again"
         raise UnreadableModel(f"{path} is {_OTHER_SUFFIXES.get(path.suffix.lower(), truncated)}") from None
     if not model.ir_version or not model.HasField("graph") or not model.opset_import:
-        raise UnreadableModel(f"{path} is no ONNX model: it has no graph, no opset or no IR version; export it again")
+        raise UnreadableModel(f"{path} is not an ONNX model: it has no graph, opset or IR version; export it again")
     return model
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
-    """Strings that are read from the file. protobuf gives bytes for what is no UTF-8."""
+    """Strings that are read from the file. protobuf gives bytes for text that is not UTF-8."""
     graph = model.graph
     yield from (model.producer_name, model.producer_version)
     for opset in model.opset_import:

@@ -86,7 +86,7 @@ def _numbers(text: str) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One model of accuracy-check.yml. is_onnx: it is of the ONNX file, not of the converted model."""
+    """One model of accuracy-check.yml. is_onnx: it describes the ONNX file, not the converted model."""
 
     text: str
     is_onnx: bool
@@ -145,7 +145,7 @@ def _of_accuracy_check(text: str) -> Hints | None:
 
 
 def _normalisation_of(steps: list[Step]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """(mean, std) in pixel values of all steps (x - mean) / std in turn. None if one is malformed, or named."""
+    """(mean, std) in pixel values of all steps (x - mean) / std in turn. None if one is not of numbers."""
     factor, offset = np.ones(3), np.zeros(3)
     for step in steps:
         if step.get("type") != "normalization":

@@ -53,7 +53,7 @@ def vector(model: ModelSignature) -> LayoutMatch | None:
     if length == 512 or is_usual or model.hints.layout == "embedding":
         return _embedding(model, output, length)
     question = Question(
-        f"{length} numbers are the classes of a classifier or the vector of an embedding; points have no layout",
+        f"{length} numbers are the classes of a classifier or the vector of an embedding; points have no layout here",
         "--layout",
         ("classification", "embedding") if length < _MIN_VECTOR else ("embedding", "classification"),
     )
@@ -153,8 +153,8 @@ def maps(model: ModelSignature) -> LayoutMatch | None:
 
 def _is_grid(model: ModelSignature, output: TensorFacts, shape: tuple[int, ...]) -> bool:
     """Whether another output has the same channels over half of the sides: grids of a detector with two strides."""
-    halves = {tuple(side if axis == kept else side // 2 for axis, side in enumerate(shape)) for kept in (0, 2)}
-    doubles = {tuple(side if axis == kept else side * 2 for axis, side in enumerate(shape)) for kept in (0, 2)}
+    halves = {tuple(side if axis == channels else side // 2 for axis, side in enumerate(shape)) for channels in (0, 2)}
+    doubles = {tuple(side if axis == channels else side * 2 for axis, side in enumerate(shape)) for channels in (0, 2)}
     others = {model.shape_per_image(one) for one in model.facts.outputs if one is not output}
     return len(shape) == 3 and -1 not in shape and bool(others & (halves | doubles))
 

@@ -142,8 +142,8 @@ def _yolov5(outputs: TrialOutputs, *, extra: int = 0) -> OutputCheck:
     seen = f"boxes reach {columns.boxes.max():.0f} pixels, scores are at most {columns.rows[:, 4].max():.2f}"
     outside = columns.outside_unit_range(4)
     if outside and 4 not in outside:
-        held = f"column {outside[0]} reaches {columns.rows[:, outside[0]].max():.4g}: points (as in YOLOv5-face)"
-        return OutputCheck(None, (seen,), (unit_question("scores should be 0 to 1, as objectness is", held),))
+        points = f"column {outside[0]} reaches {columns.rows[:, outside[0]].max():.4g}: points (as in YOLOv5-face)"
+        return OutputCheck(None, (seen,), (unit_question("scores should be 0 to 1, as objectness is", points),))
     return OutputCheck(_objectness_logits(columns), (seen,), _boxes_of_anchors(columns.boxes, outputs.size))
 
 
@@ -221,9 +221,9 @@ def _seven_columns(outputs: TrialOutputs, *, is_class_last: bool) -> OutputCheck
     """YOLOv7's rows have the class before the score, SuperGradients' after it."""
     rows = outputs.floats(0).reshape(-1, 7)
     names = ("yolo-nas-flat", "yolov7-nms") if is_class_last else ("yolov7-nms", "yolo-nas-flat")
-    choice = "the class before the score (YOLOv7) or after it (SuperGradients' flat format)"
+    open_fact = "whether the class is before the score (YOLOv7) or after it (SuperGradients' flat format)"
     if not len(rows):
-        question = Question(f"no rows on the pictures, so they do not show {choice}", "--layout", names, False)
+        question = Question(f"no rows for the pictures, so it is open {open_fact}", "--layout", names, False)
         return OutputCheck(questions=(question,))
     fits = [are_integers(rows[:, 5 + last]) and are_probabilities(rows[:, 6 - last]) for last in (0, 1)]
     if fits[is_class_last] and not fits[not is_class_last]:
@@ -232,11 +232,11 @@ def _seven_columns(outputs: TrialOutputs, *, is_class_last: bool) -> OutputCheck
         column, other = (5, 6) if is_class_last else (6, 5)
         why = f"column {column} has integers only and column {other} scores: a row is {names[1]}'s"
         return OutputCheck(Correction(why, names[1], "ultralytics"))
-    return OutputCheck(questions=(Question(f"the values do not show {choice}", "--layout", names),))
+    return OutputCheck(questions=(Question(f"the values do not show {open_fact}", "--layout", names),))
 
 
 def _deepstream(outputs: TrialOutputs, *, are_boxes_centres: bool) -> OutputCheck:
-    """Earlier exports have centre and size; both look the same but for the values."""
+    """Earlier exports have centre and size. Only the values differ."""
     is_single = len(outputs.names) == 1
     boxes = outputs.columns().boxes if is_single else outputs.floats(0).reshape(-1, 4)
     scores = outputs.columns().rows[:, 4] if is_single else outputs.floats(1)

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
 from penstock.models.inspect.facts import ModelFacts
-from penstock.models.inspect.families import FAMILIES, Family, Resize, asking, card_parameters, family_of, with_hints
+from penstock.models.inspect.families import (
+    FAMILIES,
+    Family,
+    Resize,
+    card_parameters,
+    family_of,
+    with_hints,
+    with_open_normalisation,
+)
 from penstock.models.inspect.inspection import Hints, Question, Recognition
 from penstock.models.inspect.metadata import metadata_of
 from penstock.models.inspect.model_signature import LayoutMatch, ModelSignature, NoImageInput, read_signature
@@ -123,7 +131,7 @@ def _match(model: ModelSignature) -> LayoutMatch | None:
 
 
 def _of_other_labels(model: ModelSignature) -> Recognition | None:
-    """The question for labels whose number alone prevents the match of a layout; None if another fact does."""
+    """The question if only the number of the given labels prevents a match of a layout, else None."""
     match = _match(replace(model, names=(), names_origin="", hints=replace(model.hints, labels=())))
     if match is None or match.class_count in (0, len(model.hints.labels)):
         return None
@@ -140,7 +148,7 @@ def _given(hints: Hints) -> str:
 
 
 def _count_question(hints: Hints, count: int) -> Question:
-    sentence = f"{_given(hints)} and the model has {count} class{'es' if count > 1 else ''}"
+    sentence = f"{_given(hints)}, but the model has {count} class{'es' if count > 1 else ''}"
     return Question(sentence, "--labels", (f"a file of {count} names",))
 
 
@@ -223,7 +231,7 @@ def _family(model: ModelSignature, match: LayoutMatch) -> Family:
         ambiguity = "DEIMv2 with a vision transformer needs ImageNet's mean and std, other models of its family 0 to 1"
         family = replace(family, ambiguity=ambiguity)
     is_gray = (model.image.shape[-1] if model.is_nhwc else model.image.shape[-3]) == 1
-    family = asking(family, is_nhwc=model.is_nhwc, is_gray=is_gray)
+    family = with_open_normalisation(family, is_nhwc=model.is_nhwc, is_gray=is_gray)
     family = with_hints(with_hints(family, model.metadata.hints), model.hints)
     if is_gray:
         family = replace(family, color="gray")
@@ -247,7 +255,7 @@ def _labels_evidence(model: ModelSignature, names: tuple[str, ...]) -> tuple[str
 
 
 def _assumed_normalisation(model: ModelSignature, family: Family) -> tuple[str, ...]:
-    """Classifiers are trained with several; ImageNet's is the usual one."""
+    """Classifiers are trained with different normalisations; ImageNet's is usual."""
     hints = (model.hints, model.metadata.hints)
     is_given = any(one.mean or one.std or one.scale is not None or _SCALE in one.parameters for one in hints)
     if is_given or family.name != "classify" or model.image.datatype is Datatype.UINT8:

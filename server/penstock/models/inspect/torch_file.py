@@ -132,7 +132,7 @@ def read_archive(path: Path, data: bytes) -> tuple[FileFormat, onnx.ModelProto]:
             return _read(path, archive)
     except (*_ZIP_ERRORS, TypeError) as error:
         what = " ".join(str(error).split())[:200]
-        raise UnreadableModel(f"{path} is no PyTorch archive, or it is damaged: {what}; export it again") from None
+        raise UnreadableModel(f"{path} is not a PyTorch archive, or is damaged: {what}; export it again") from None
 
 
 def _read(path: Path, archive: zipfile.ZipFile) -> tuple[FileFormat, onnx.ModelProto]:
@@ -157,10 +157,10 @@ def _other(entries: dict[str, zipfile.ZipInfo]) -> str:
     if "data.pkl" in entries:
         return f"a PyTorch checkpoint, a pickle: {EXPORT_ONNX}"
     if any(name.startswith("data/aotinductor/") for name in entries):
-        return f"compiled by AOTInductor; give the program that it was made from, of {EXPORT}"
+        return f"compiled by AOTInductor: give the program before compilation, from {EXPORT}"
     if any("serialized_exported_program" in one.filename for one in entries.values()):
-        return "a program of a PyTorch before 2.8; export it again with a newer one"
-    return "a zip, perhaps of Keras, and no PyTorch program: export the model to ONNX"
+        return "a program exported by PyTorch before 2.8: export it again with PyTorch 2.8 or newer"
+    return "a zip without a PyTorch program, perhaps of Keras: export the model to ONNX"
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit_bytes: int) -> bytes:
@@ -188,7 +188,7 @@ def _decoded(path: Path, data: bytes) -> _Program:
     try:
         return msgspec.json.decode(data, type=_Program)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UnreadableModel(f"{path}: its program's JSON is not understood: {str(error)[:200]}") from None
+        raise UnreadableModel(f"{path}: the program's JSON is malformed: {str(error)[:200]}; export it again") from None
 
 
 def _model_of(program: _Program) -> onnx.ModelProto:

@@ -92,7 +92,7 @@ class TorchSession:
         self._what = f"PyTorch {self._receive('open').torch}"
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by name, as they are. Raises TrialFailed, also for an output that is no tensor or is huge."""
+        """Outputs by name, as they are. Raises TrialFailed, also for an output that is not a tensor or is too large."""
         arrays = [np.ascontiguousarray(feed[name]) for name in self._inputs]
         header = msgspec.json.encode(_Message([_Tensor(array.dtype.str, array.shape) for array in arrays]))
         assert self._process.stdin is not None
@@ -104,7 +104,7 @@ class TorchSession:
         found = [self._tensor(one) for one in self._receive("run").tensors]
         names = self._outputs or [f"output{number}" for number in range(len(found))]
         if len(found) != len(names):
-            raise TrialFailed(f"it declares {len(names)} outputs and returned {len(found)}")
+            raise TrialFailed(f"it declares {len(names)} outputs, but returned {len(found)}")
         return dict(zip(names, found, strict=True))
 
     def _receive(self, what: str) -> _Message:
@@ -126,9 +126,9 @@ class TorchSession:
             dtype = np.dtype(object)
         size_bytes = math.prod(one.shape) * dtype.itemsize
         if dtype.kind not in _KINDS or min(one.shape, default=0) < 0:
-            raise TrialFailed("an output is no tensor of numbers")
+            raise TrialFailed("an output is not a tensor of numbers")
         if size_bytes > MAX_OUTPUT_BYTES:
-            raise TrialFailed(f"an output has {size_bytes} bytes for one picture")
+            raise TrialFailed(f"an output has {size_bytes} bytes for one picture (limit {MAX_OUTPUT_BYTES})")
         return np.frombuffer(self._read(size_bytes), dtype).reshape(one.shape)
 
     def _read(self, count: int) -> bytes:
@@ -136,7 +136,9 @@ class TorchSession:
         data = self._process.stdout.read(count)
         if len(data) < count:
             code = self._process.wait()
-            raise TrialFailed(f"the process that runs it ended with {code}, perhaps for memory or time")
+            raise TrialFailed(
+                f"the process that runs it ended with exit code {code}, perhaps for lack of memory or time"
+            )
         return data
 
 

@@ -37,7 +37,7 @@ class TrialSession:
         self._names = [output.name for output in self._session.get_outputs()]
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by name, as they are. Raises TrialFailed, also for an output that is no tensor or is huge."""
+        """Outputs by name, as they are. Raises TrialFailed, also for an output that is not a tensor or is too large."""
         options = ort.RunOptions()
         options.log_severity_level = _FATAL
         try:
@@ -46,9 +46,11 @@ class TrialSession:
             raise TrialFailed(f"ONNX Runtime {ort.__version__} cannot run it: {ort_error_text(error)[:400]}") from None
         for name, array in zip(self._names, arrays, strict=True):
             if not isinstance(array, np.ndarray) or array.dtype == np.object_:
-                raise TrialFailed(f"its output {name!r} is no tensor of numbers")
+                raise TrialFailed(f"its output {name!r} is not a tensor of numbers")
             if array.nbytes > MAX_OUTPUT_BYTES:
-                raise TrialFailed(f"its output {name!r} has {array.nbytes} bytes for one picture")
+                raise TrialFailed(
+                    f"its output {name!r} has {array.nbytes} bytes for one picture (limit {MAX_OUTPUT_BYTES})"
+                )
         return dict(zip(self._names, arrays, strict=True))
 
 

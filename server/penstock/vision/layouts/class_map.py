@@ -63,7 +63,7 @@ def enlarged(classes: Array, geometry: Geometry) -> Array:
 
 
 def _taken(classes: Array, row: IntArray, column: IntArray) -> Array:
-    """classes[row][:, column], by the smaller of both first: of a picture of one row the other is very large."""
+    """classes[row][:, column]. The smaller result is taken first: for a picture of one row, the other is very large."""
     if classes.shape[0] * len(column) < len(row) * classes.shape[1]:
         return classes.take(column, axis=1).take(row, axis=0)
     return classes.take(row, axis=0).take(column, axis=1)
@@ -151,7 +151,7 @@ def _contenders(planes: FloatArray, pixels: int) -> BoolArray:
 class _Cells:
     """Finds the best class of a picture's pixels: known where the four values around a cell agree, else compared.
 
-    A cell is what lies between four neighbouring values of the map.
+    A cell is the area between four neighbouring values of the map.
     """
 
     def __init__(self, planes: FloatArray, best: Array, is_open: BoolArray, geometry: Geometry) -> None:

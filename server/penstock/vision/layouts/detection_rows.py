@@ -188,8 +188,8 @@ LAYOUTS = (
         "yolov7-nms",
         NetworkType.DETECTOR,
         parse_yolov7_nms,
-        f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, class, score; {_FINAL}. The number of "
-        "rows is no batch: `max_batch_size` must be 0. YOLOv7 exported with `--end2end --max-wh`",
+        f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, class, score; {_FINAL}. The rows "
+        "are not a batch: `max_batch_size` must be 0. YOLOv7 exported with `--end2end --max-wh`",
         uses=FINAL_BOX_OPTIONS,
         is_one_picture=True,
     ),
@@ -197,8 +197,8 @@ LAYOUTS = (
         "yolo-nas-flat",
         NetworkType.DETECTOR,
         parse_yolo_nas_flat,
-        f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, score, class; {_FINAL}. The number of "
-        "rows is no batch: `max_batch_size` must be 0. YOLO-NAS exported in SuperGradients' flat format",
+        f"the first output, float `[n, 7]`: image, x0, y0, x1, y1 {_PIXELS}, score, class; {_FINAL}. The rows "
+        "are not a batch: `max_batch_size` must be 0. YOLO-NAS exported in SuperGradients' flat format",
         uses=FINAL_BOX_OPTIONS,
         is_one_picture=True,
     ),

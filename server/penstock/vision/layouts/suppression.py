@@ -11,8 +11,8 @@ from penstock.protocol.vision_results import BoolArray
 
 MAX_CANDIDATES = 1024
 MAX_PIXEL = 1e6  # coordinates are clipped to it: differences and areas then never overflow
-_MAX_PAIRS = 1 << 14  # of one class each, up to which overlaps are computed beforehand
-_MIN_BOXES = 512  # from which that is faster
+_MAX_PAIRS = 1 << 14  # pairs of boxes of a class, up to which overlaps are computed before NMS
+_MIN_BOXES = 512  # boxes from which that is faster
 _MARGIN = 1e-3  # of an overlap: OpenCV's arithmetic can differ
 
 
