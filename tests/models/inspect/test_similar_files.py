@@ -51,14 +51,14 @@ def test_maps_of_the_strides_beside_the_rows_are_not_read(tmp_path: Path, layout
     assert found.recognition.parameters["output-blob-names"] == "output"
 
 
-def test_an_unknown_output_beside_the_rows_is_no_map_of_a_stride(tmp_path: Path) -> None:
+def test_an_unknown_output_beside_the_rows_is_not_a_map_of_a_stride(tmp_path: Path) -> None:
     """Rows with another output that is read by no layout stay unknown."""
     outputs = {"output": ROWS["yolov8"]["output"], "points": numbers(1, N320, 10)}
     found = inspected(constant_model(tmp_path / "model.onnx", outputs, image=(1, 3, 320, 320)))
     assert (found.recognition.layout, asked(found)) == ("", ["--layout"])
 
 
-def test_points_between_objectness_and_class_are_no_logits(tmp_path: Path) -> None:
+def test_points_between_objectness_and_class_are_not_logits(tmp_path: Path) -> None:
     """Pixels in columns of classes are reported, and no sigmoid is applied to them."""
     path = constant_model(tmp_path / "model.onnx", {"output": faces(3 * N320)}, image=(1, 3, 320, 320))
     found = inspected(path, Hints(labels=tuple(f"c{number}" for number in range(11))))
@@ -81,7 +81,7 @@ def test_rows_of_a_free_size_are_not_taken_for_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_nhwc", [False, True])
-def test_grids_of_two_strides_are_no_map_of_classes(tmp_path: Path, is_nhwc: bool) -> None:
+def test_grids_of_two_strides_are_not_a_map_of_classes(tmp_path: Path, is_nhwc: bool) -> None:
     """Grids of a detector, as of YOLO-FastestV2, are not served as a semantic map."""
     grids = {name: numbers(1, 16, side, side) for name, side in (("large", 22), ("small", 11))}
     outputs = {
@@ -104,7 +104,7 @@ def test_a_face_has_an_embedding_only_of_a_usual_length(tmp_path: Path, length: 
 def test_the_normalisation_of_a_network_of_tensorflow_is_asked(
     tmp_path: Path, image: tuple[int, ...], flags: list[str]
 ) -> None:
-    """ImageNet's numbers are PyTorch's habit: pictures [B, H, W, 3] of persons may be normalised otherwise."""
+    """ImageNet's numbers are usual in PyTorch: pictures [B, H, W, 3] of persons may be normalised otherwise."""
     path = constant_model(tmp_path / "model.onnx", {"out": numbers(1, 256, low=-2)}, image=image)
     assert asked(inspected(path)) == flags
 
@@ -167,13 +167,13 @@ def test_the_likeliest_answer_for_one_probability_per_pixel_is_first(tmp_path: P
     assert question.choices[0] == first
 
 
-@pytest.mark.parametrize(("low", "high", "said"), [(-4, 5, "offsets from anchors"), (0, 300, "pixels")])
-def test_boxes_that_are_no_fractions_are_named(tmp_path: Path, low: float, high: float, said: str) -> None:
+@pytest.mark.parametrize(("low", "high", "sentence"), [(-4, 5, "offsets from anchors"), (0, 300, "pixels")])
+def test_boxes_that_are_not_fractions_are_named(tmp_path: Path, low: float, high: float, sentence: str) -> None:
     """A face detector without the decoding in its graph gives offsets, one that decodes further gives pixels."""
     likelihood = scores(4420, 1)
     outputs = {"scores": joined(1 - likelihood, likelihood), "boxes": numbers(1, 4420, 4, low=low, high=high)}
     found = inspected(constant_model(tmp_path / "model.onnx", outputs, image=(1, 3, 240, 320)))
-    assert (found.verdict, said in found.reason) == (Verdict.AMBIGUOUS, True), found.reason
+    assert (found.verdict, sentence in found.reason) == (Verdict.AMBIGUOUS, True), found.reason
 
 
 def test_a_sigmoid_before_squeezes_of_constant_axes_is_seen(tmp_path: Path) -> None:

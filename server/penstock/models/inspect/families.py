@@ -102,8 +102,9 @@ _LAYOUTS = {  # by family, where their names differ
         "efficient-nms",
         "deepstream-yolo",
         "deepstream-yolo-cxcywh",
-        # YOLO-NAS: default_yolo_nas_coco_processing_params of github.com/Deci-AI/super-gradients, training/processing
-        # /processing.py: RGB, /255, longer side 636, centred in 640 x 640 of 114; the border of 2 pixels is left out.
+        # YOLO-NAS: RGB, 0 to 1, longer side 636, centred in 640 x 640 of 114; the border of 2 pixels is left out.
+        # Source: default_yolo_nas_coco_processing_params in training/processing/processing.py of
+        # github.com/Deci-AI/super-gradients.
         "yolo-nas",
         "yolo-nas-flat",
     ),
