@@ -278,9 +278,9 @@ class ImageFlow:
         trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
         row, lease = prepared.array[np.newaxis], prepared.lease
         inputs = input_tensors(model.card, row, [prepared.geometry], has_batch_axis=True, lease=lease)
-        asked = InferRequest(request.model_name, inputs, request.model_version, request.id, deadline=request.deadline)
+        call = InferRequest(request.model_name, inputs, request.model_version, request.id, deadline=request.deadline)
         try:
-            response = await batching.infer(asked, client=request.client)
+            response = await batching.infer(call, client=request.client)
         finally:  # a call that still reads the array has its own reference
             if lease is not None:
                 lease.release()

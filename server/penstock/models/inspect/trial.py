@@ -308,10 +308,10 @@ def _without_contradiction(
     """
     layout = recognition.layout
     open_flags = {question.flag for question in recognition.blocking_questions}
-    asked = [one for one in recognition.blocking_questions if one.flag == "--layout" and not one.choices]
-    if open_flags & _NEEDED_TO_DECODE or not (asked or trial.failure):
+    layout_questions = [one for one in recognition.blocking_questions if one.flag == "--layout" and not one.choices]
+    if open_flags & _NEEDED_TO_DECODE or not (layout_questions or trial.failure):
         return recognition, trial
-    why = trial.failure or asked[0].ambiguous.removesuffix(NOT_DECODED)
+    why = trial.failure or layout_questions[0].ambiguous.removesuffix(NOT_DECODED)
     other, outcome = recognised()
     if trial.failure and outcome.failure == trial.failure:  # of any layout
         return recognition, trial
