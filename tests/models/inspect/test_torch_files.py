@@ -135,10 +135,10 @@ def test_torchscript_without_metadata_needs_its_size(tmp_path: Path, with_torch:
     ("behaviour", "sentence"),
     [
         ("fails", "PyTorch 2.11.0 cannot run it: shape '[1, 2]' is invalid"),
-        ("two outputs", "it declares 1 outputs and returned 2"),
+        ("two outputs", "it declares 1 outputs, but returned 2"),
         ("text", "an output is a str, not a tensor"),
         ("huge", "an output has 2147483648 bytes for one picture"),
-        ("ends", "the process that runs it ended with 3"),
+        ("ends", "the process that runs it ended with exit code 3"),
         ("missing", "PyTorch cannot open it"),
     ],
 )
