@@ -125,7 +125,7 @@ def family_of(layout: str) -> Family:
     return FAMILIES.get(_FAMILY_NAMES.get(layout, layout), FAMILIES["mmdeploy"])
 
 
-def with_open_normalisation(family: Family, *, is_nhwc: bool, is_gray: bool) -> Family:
+def unconfirmed(family: Family, *, is_nhwc: bool, is_gray: bool) -> Family:
     """The family, whose ImageNet mean and std become a question for NHWC (TensorFlow) and grey networks.
 
     They are usual only for PyTorch's networks of colour pictures.

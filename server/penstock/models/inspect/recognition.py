@@ -12,8 +12,8 @@ from penstock.models.inspect.families import (
     Resize,
     card_parameters,
     family_of,
+    unconfirmed,
     with_hints,
-    with_open_normalisation,
 )
 from penstock.models.inspect.inspection import Hints, Question, Recognition
 from penstock.models.inspect.metadata import metadata_of
@@ -231,7 +231,7 @@ def _family(model: ModelSignature, match: LayoutMatch) -> Family:
         ambiguity = "DEIMv2 with a vision transformer needs ImageNet's mean and std, other models of its family 0 to 1"
         family = replace(family, ambiguity=ambiguity)
     is_gray = (model.image.shape[-1] if model.is_nhwc else model.image.shape[-3]) == 1
-    family = with_open_normalisation(family, is_nhwc=model.is_nhwc, is_gray=is_gray)
+    family = unconfirmed(family, is_nhwc=model.is_nhwc, is_gray=is_gray)
     family = with_hints(with_hints(family, model.metadata.hints), model.hints)
     if is_gray:
         family = replace(family, color="gray")
