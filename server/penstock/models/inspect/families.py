@@ -40,6 +40,14 @@ class Family:
     max_side: int = 0
     ambiguity: str = ""
 
+    def unconfirmed(self, *, is_nhwc: bool, is_gray: bool) -> "Family":
+        """The family, with ImageNet's mean and std as a question for NHWC (TensorFlow's) and grey networks.
+
+        They are usual only for PyTorch's networks of colour pictures.
+        """
+        is_imagenet = self.mean == _MEAN and not self.ambiguity
+        return replace(self, ambiguity=_NORMALISATION) if is_imagenet and (is_nhwc or is_gray) else self
+
 
 PIXEL = 1.0 / 255.0
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -123,15 +131,6 @@ _FAMILY_NAMES = {layout: name for name, layouts in _LAYOUTS.items() for layout i
 def family_of(layout: str) -> Family:
     """The usual preprocessing of a layout's models; mmdeploy's for layouts of many exporters."""
     return FAMILIES.get(_FAMILY_NAMES.get(layout, layout), FAMILIES["mmdeploy"])
-
-
-def unconfirmed(family: Family, *, is_nhwc: bool, is_gray: bool) -> Family:
-    """The family, whose ImageNet mean and std become a question for NHWC (TensorFlow) and grey networks.
-
-    They are usual only for PyTorch's networks of colour pictures.
-    """
-    is_imagenet = family.mean == _MEAN and not family.ambiguity
-    return replace(family, ambiguity=_NORMALISATION) if is_imagenet and (is_nhwc or is_gray) else family
 
 
 def with_hints(family: Family, hints: Hints) -> Family:

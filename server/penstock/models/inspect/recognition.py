@@ -6,15 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.models.inspect import detector_rules, labels, other_rules, yolo_rules
 from penstock.models.inspect.facts import ModelFacts
-from penstock.models.inspect.families import (
-    FAMILIES,
-    Family,
-    Resize,
-    card_parameters,
-    family_of,
-    unconfirmed,
-    with_hints,
-)
+from penstock.models.inspect.families import FAMILIES, Family, Resize, card_parameters, family_of, with_hints
 from penstock.models.inspect.inspection import Hints, Question, Recognition
 from penstock.models.inspect.metadata import metadata_of
 from penstock.models.inspect.model_signature import LayoutMatch, ModelSignature, NoImageInput, read_signature
@@ -231,7 +223,7 @@ def _family(model: ModelSignature, match: LayoutMatch) -> Family:
         ambiguity = "DEIMv2 with a vision transformer needs ImageNet's mean and std, other models of its family 0 to 1"
         family = replace(family, ambiguity=ambiguity)
     is_gray = (model.image.shape[-1] if model.is_nhwc else model.image.shape[-3]) == 1
-    family = unconfirmed(family, is_nhwc=model.is_nhwc, is_gray=is_gray)
+    family = family.unconfirmed(is_nhwc=model.is_nhwc, is_gray=is_gray)
     family = with_hints(with_hints(family, model.metadata.hints), model.hints)
     if is_gray:
         family = replace(family, color="gray")
