@@ -37,7 +37,8 @@ def serve(
     """Add model files, and start the stack with them: `penstock models add`, then `penstock up`.
 
     A file that was added before is inspected again, and its folder replaced. If several files are given, those that
-    cannot be added are reported, and the others are served.
+    cannot be added are reported, and the others are served. With --allow-model-code, files may be PyTorch programs
+    or have custom operators, and run here.
     """
     given = up_flags or {}
     sources = sources_of(files, name)
