@@ -31,6 +31,7 @@ up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway
 	@exec $(BIN)/penstock up $(ARGS)
 
 serve: $(VENV)/.base $(TRITON)  ## the same with a model of yours (MODEL=best.onnx ARGS="--labels names.txt")
+	@[ -n '$(MODEL)' ] || { echo 'give your model file: make serve MODEL=best.onnx'; exit 2; }
 	@exec $(BIN)/penstock serve '$(MODEL)' $(ARGS)
 
 gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)

@@ -145,10 +145,18 @@ def test_remove_takes_a_model_out_of_service_whose_folder_is_gone(
     penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--no-load")
     first = penstock("models", "remove", "m", "--url", UNUSED_URL)
     assert (first.exit_code, "give its --url" in first.stderr) == (0, True)
+    stand_in.index = [{"name": "m", "version": "1", "state": "READY"}]
     second = penstock("models", "remove", "m", "--url", stand_in.url)
     assert second.exit_code == 0, second.stderr
-    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/m/unload"]
+    assert stand_in.asked[-1].path == "/v2/repository/models/m/unload"
     assert f"m is unloaded at {stand_in.url}" in second.stdout
+
+
+def test_remove_of_a_model_that_is_nowhere_fails(penstock: Call, stand_in: StandIn) -> None:
+    """Neither a folder nor a served model has that name: a misspelt name is not a success."""
+    answer = penstock("models", "remove", "unicorn", "--url", stand_in.url)
+    assert (answer.exit_code, answer.stdout) == (1, "")
+    assert "there is no model 'unicorn'" in answer.stderr
 
 
 def test_mean_without_a_standard_deviation_is_a_question(penstock: Call, tmp_path: Path) -> None:
@@ -196,3 +204,14 @@ def test_word_of_any_length_or_letters_is_one_sentence(
     assert answer.exit_code in (1, 2)
     assert why in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_printed_command_names_the_program_as_it_was_called(
+    penstock: Call, stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout's command is not on the search path, so the line that can be copied has its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".venv" / "bin" / "penstock")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--url", stand_in.url)
+    assert "  .venv/bin/penstock infer m photo.jpg" in answer.stdout, answer.stderr

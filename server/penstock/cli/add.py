@@ -1,6 +1,9 @@
 """`penstock models add` and `penstock models remove`: adds model files to the repository in PENSTOCK_HOME."""
 
 import asyncio
+import os
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,12 +114,13 @@ def remove(
     from penstock.models.add import check_name, remove_model
 
     settings = settings_or_fail(home)
-    gateway = gateway_of(url, api_key)
-    is_unloaded = False
+    gateway, folder = gateway_of(url, api_key), repository_of(settings.home_path) / name
+    was_served = False
     try:
         check_name(name)
-        gateway.unload(name)  # also if its folder is gone: a removal without this gateway's address left it there
-        is_unloaded = True
+        if not folder.exists():  # a removal without this gateway's address leaves the model loaded
+            was_served = any((row.name, row.state) == (name, "READY") for row in gateway.repository_index())
+        gateway.unload(name)
     except GatewayUnreachable:
         print_failure(f"no gateway runs at {gateway.url}: if one elsewhere serves {name}, give its --url")
     except CatalogueError as error:
@@ -126,9 +130,9 @@ def remove(
     try:
         typer.echo(f"removed {remove_model(name, home=settings.home_path)}")
     except CatalogueError as error:
-        if not is_unloaded or (repository_of(settings.home_path) / name).exists():
+        if not was_served:
             fail(str(error), code=1)
-        typer.echo(f"{name} is unloaded at {gateway.url}; it has no folder in {repository_of(settings.home_path)}")
+        typer.echo(f"{name} is unloaded at {gateway.url}; it has no folder in {folder.parent}")
 
 
 def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
@@ -265,6 +269,12 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
     )
 
 
+def _program() -> str:
+    """How this shell can call penstock: by its path where it is not on the search path."""
+    called = Path(sys.argv[0])
+    return "penstock" if called.name != "penstock" or shutil.which("penstock") else os.path.relpath(called)
+
+
 def _print(report: AddReport, place: AddContext) -> None:
     def line(text: str) -> None:
         place.console.print(text, markup=False, soft_wrap=True)
@@ -284,7 +294,7 @@ def _print(report: AddReport, place: AddContext) -> None:
     url = place.url or DEFAULT_URL
     elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     line("")
-    line(f"  penstock infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
+    line(f"  {_program()} infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
     target = f"{url}/v2/models/{report.name}/image"
     line(f"  curl --data-binary @photo.jpg -H 'content-type: image/jpeg' {target}")
     request = f"u.Request('{target}', open('photo.jpg', 'rb'), {{'content-type': 'image/jpeg'}})"

@@ -152,7 +152,8 @@ def _check_is_free(name: str, home: Path, others: Sequence[Path], *, may_replace
     folder = repository_of(home) / name
     if not folder.exists() or (may_replace and was_added(folder)):
         return
-    advice = "--replace replaces it" if was_added(folder) else "`models add` did not write it, so it is not replaced"
+    replaced = f"--replace replaces it, and `penstock models load {name}` loads it as it is"
+    advice = replaced if was_added(folder) else "`models add` did not write it, so it is not replaced"
     raise CannotAdd(f"there is a model {name!r} in {repository_of(home)}: choose another name with --name; {advice}")
 
 
