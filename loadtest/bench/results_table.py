@@ -37,11 +37,11 @@ class ReadmeError(ValueError):
 
 
 def results_table(committed: Iterable[Committed]) -> str:
-    """The table as markdown: of each scenario and machine the newest result, missed targets first."""
-    newest: dict[tuple[str, str], Committed] = {}
+    """The table as markdown: of each scenario, machine and model the newest result, missed targets first."""
+    newest: dict[tuple[str, str, tuple[str, ...]], Committed] = {}
     for one in committed:
-        newest.setdefault((one.name, one.on), one)
-    lines = [line for name in HEADLINES for (of, _), one in newest.items() if of == name for line in _lines(one)]
+        newest.setdefault((one.name, one.on, tuple(one.models)), one)
+    lines = [line for name in HEADLINES for key, one in newest.items() if key[0] == name for line in _lines(one)]
     if not lines:
         return NOTHING + "\n"
     lines.sort(key=lambda line: line[VERDICT] != "fail")
