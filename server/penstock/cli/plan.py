@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Annotated
 
 import typer
@@ -252,8 +253,16 @@ def _results(pieces: list[PlanPiece], jobs: int) -> Iterator[Iterator[Result]]:
     if min(jobs, len(pieces)) == 1:
         yield map(run_piece, pieces)
         return
-    with get_context("fork").Pool(min(jobs, len(pieces)), initializer=_bind_to_the_parent) as pool:
-        yield pool.imap_unordered(run_piece, pieces)
+    # Not multiprocessing.Pool: its terminate() waits forever if a process waits for its first piece.
+    jobs = min(jobs, len(pieces))
+    with ProcessPoolExecutor(jobs, get_context("fork"), initializer=_bind_to_the_parent) as pool:
+        try:
+            pending = [pool.submit(run_piece, piece) for piece in pieces]
+            yield (ended.result() for ended in as_completed(pending))
+        except BaseException:
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def _bind_to_the_parent() -> None:
