@@ -51,7 +51,7 @@ def test_add_as_json_is_one_object_a_model_and_nothing_else(penstock: Call, tmp_
 
 
 def test_what_is_assumed_is_a_note_and_in_the_models_page(penstock: Call, tmp_path: Path) -> None:
-    """A classifier without metadata gets ImageNet's mean, deviation and labels, and says so."""
+    """A classifier without metadata gets ImageNet's mean, deviation and labels, listed as assumed."""
     path = constant_model(tmp_path / "c.onnx", {"out": np.zeros((1, 1000), np.float32)}, image=(1, 3, 32, 32))
     answer = penstock("models", "add", path, "--no-load")
     assert answer.exit_code == 0, answer.stderr
