@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from penstock.cli.gateway_client import (
+    DEFAULT_HTTP_PORT,
     ApiKey,
     GatewayClient,
     GatewayError,
@@ -34,6 +35,7 @@ from penstock.protocol.model_addition import AddFailure, ModelAdded, OpenQuestio
 if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group do not need
     from penstock.models.add import AddedModel, AddOptions
 
+_DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
 _MAX_SHOWN = 200  # characters of a wrong file name
 Files = Annotated[
     list[Path],
@@ -52,9 +54,6 @@ class AddReport(ModelAdded, kw_only=True):
     folder: str
     rows_per_s: dict[int, float]
     golden: bool
-
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +290,8 @@ def _print(report: AddReport, place: AddContext) -> None:
         line(f"  note: {sentence}")
     if not place.is_serving:
         line(f"  {report.state}")
-    url = place.url or DEFAULT_URL
-    elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
+    url = place.url or _DEFAULT_URL
+    elsewhere = "" if url == _DEFAULT_URL else f" --url {url}"
     line("")
     line(f"  {_program()} infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
     target = f"{url}/v2/models/{report.name}/image"
