@@ -10,7 +10,7 @@ from penstock_video.gpu.device import Device
 from penstock_video.interfaces import Extension, Sink
 from penstock_video.metrics import VideoMetrics
 from penstock_video.runner.recorder import SmartRecorder
-from penstock_video.runner.results import SinkWorker, SinkWorkerOptions
+from penstock_video.runner.sink_worker import SinkWorker, SinkWorkerOptions
 from penstock_video.sinks.broker import BrokerOptions, SinkGauge
 from penstock_video.sinks.jpeg import jpeg_encoder
 from penstock_video.sinks.osd import Osd, OsdOptions

@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock_video.runner.results import Channel
+from penstock_video.runner.sink_worker import Channel
 
 WAIT_S = 30.0
 

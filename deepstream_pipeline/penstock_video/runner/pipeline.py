@@ -18,8 +18,9 @@ from penstock_video.metrics import VideoMetrics
 from penstock_video.mux import MuxOptions
 from penstock_video.runner.dispatch import Dispatcher, DispatchOptions, StreamPipeline
 from penstock_video.runner.recorder import SmartRecorder
-from penstock_video.runner.results import Results, ResultsParts, SinkWorker
+from penstock_video.runner.results import Results, ResultsParts
 from penstock_video.runner.secondary import Secondaries, SecondaryModel
+from penstock_video.runner.sink_worker import SinkWorker
 from penstock_video.runner.source_events import Removed, SourceEvents, SourceEventsParts, SourceGauges, statistics_of
 from penstock_video.source_ids import require_source_id
 from penstock_video.sources.lifecycle import TAKEN_OUT

@@ -8,7 +8,7 @@ import structlog
 
 from penstock_video.errors import PipelineError, SinkFailed, SourceNotOpen, SourceNotRecordable
 from penstock_video.metrics import VideoMetrics
-from penstock_video.runner.results import Channel
+from penstock_video.runner.sink_worker import Channel
 from penstock_video.sinks.recordings import (
     FinishedRecording,
     RecordingsFolder,

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from penstock.protocol.vision_results import Mask
 from penstock_video.metrics import VideoMetrics
-from penstock_video.runner.results import PICTURES_BYTES, SinkWorker, SinkWorkerOptions
+from penstock_video.runner.sink_worker import PICTURES_BYTES, SinkWorker, SinkWorkerOptions
 from penstock_video.types import Detections, Frame, FrameResult, Tracks, no_tracks
 from tests.deepstream_pipeline.runner.fakes import KeptSink
 
@@ -147,7 +147,7 @@ def test_sink_that_fails_the_same_way_is_logged_again_after_a_while(
     every_s: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full a second time is logged again; an error with each result does not fill the log."""
-    monkeypatch.setattr("penstock_video.runner.results.LOG_EVERY_S", every_s)
+    monkeypatch.setattr("penstock_video.runner.sink_worker.LOG_EVERY_S", every_s)
     outlet = SinkWorker(KeptSink(fails=True), SinkWorkerOptions("full", 100), VideoMetrics())
     with capture_logs() as lines:
         outlet.start()

@@ -17,7 +17,7 @@ from penstock_video.runner import pipeline as room
 from penstock_video.runner.dispatch import DispatchOptions
 from penstock_video.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from penstock_video.runner.recorder import SmartRecorder
-from penstock_video.runner.results import SinkWorker, SinkWorkerOptions
+from penstock_video.runner.sink_worker import SinkWorker, SinkWorkerOptions
 from penstock_video.sinks.recordings import RecordOptions
 from penstock_video.sources.lifecycle import TAKEN_OUT
 from penstock_video.sources.options import ProcessSnapshot, SourceListener, SourceNeeds, SourceSnapshot, SourcesOptions
