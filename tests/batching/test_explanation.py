@@ -10,15 +10,12 @@ from tritonclient.grpc import model_config_pb2
 
 from penstock.gateway.batching.batch_report import (
     EngineBatches,
-    ModelBatchReport,
     explain_engine,
     explain_queue,
     propose_config,
     read_engine_batches,
 )
 from penstock.gateway.batching.explanation import (
-    EXPLAIN_HEADER,
-    RequestExplanation,
     explain_batched,
     explain_unbatched,
     explanation_header,
@@ -26,6 +23,7 @@ from penstock.gateway.batching.explanation import (
 )
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import QueueStatistics
+from penstock.protocol.batch_reports import EXPLAIN_HEADER, ModelBatchReport, RequestExplanation
 from penstock.protocol.call import GrpcCall, HttpCall
 from penstock.protocol.errors import EngineFailed
 from penstock.protocol.inference import BatchOwner, BatchTrace, CloseReason, EngineTimeFit

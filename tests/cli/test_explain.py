@@ -11,10 +11,10 @@ from rich.console import Console
 from tritonclient.grpc import model_config_pb2
 
 from penstock.cli.models import print_page
-from penstock.gateway.batching.batch_report import EngineBatches, ModelBatchReport, explain_engine, explain_queue
-from penstock.gateway.batching.explanation import RequestExplanation
+from penstock.gateway.batching.batch_report import EngineBatches, explain_engine, explain_queue
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import QueueStatistics
+from penstock.protocol.batch_reports import ModelBatchReport, RequestExplanation
 from penstock.protocol.inference import BatchOwner, CloseReason, EngineTimeFit
 from tests.cli.conftest import Call, StandIn, jpeg
 

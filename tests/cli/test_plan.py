@@ -17,12 +17,11 @@ from rich.console import Console
 
 from penstock.cli.gateway_client import GatewayClient
 from penstock.cli.plan import engine_of_model, print_results
-from penstock.gateway.batching.batch_report import ModelBatchReport, OptionsReport
-from penstock.gateway.batching.explanation import FitReport
 from penstock.planning.comparison import ContenderResult, LoadResult, Race, RaceCase, Rate, RateBounds
 from penstock.planning.policies import Contender, PolicyProblem
 from penstock.planning.profile import V100
 from penstock.planning.simulation import EngineModel
+from penstock.protocol.batch_reports import FitReport, ModelBatchReport, OptionsReport
 from penstock.protocol.inference import BatchOwner
 
 KNOBS = "delay 1.75 ms, timeout 4.2 ms, max batch 512"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.cli.gateway_client import GatewayClient
-from penstock.gateway.rest.image_results import ImageResult
 from penstock.models.optimize.agreement import detection_agreement
+from penstock.protocol.image_answer import ImageResult
 from penstock.protocol.vision_results import Detections
 from tests.support.stack import CHECKOUT, RunningStack
 

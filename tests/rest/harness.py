@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from penstock.engines.model_health import KnownModel
 from penstock.gateway.auth.authenticator import Authenticator
-from penstock.gateway.batching.batch_report import ModelBatchReport, explain_queue
-from penstock.gateway.batching.explanation import RequestExplanation, explain_unbatched
+from penstock.gateway.batching.batch_report import explain_queue
+from penstock.gateway.batching.explanation import explain_unbatched
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
@@ -27,6 +27,7 @@ from penstock.gateway.rest.routes import ForwardedIdentity, RequestAuthenticatio
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF
 from penstock.gateway.tracing import Tracer
 from penstock.network import bind
+from penstock.protocol.batch_reports import ModelBatchReport, RequestExplanation
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead
 from penstock.protocol.identity import ALL_ROLES, ANONYMOUS, Identity, Role, Verb
 from penstock.protocol.inference import BatchOwner, Tensor, Timings, tensor_from_numpy

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.rest.image_query import DEFAULT_QUERY, QUERY_PARAMETERS, ImageQuery, query_of
-from penstock.gateway.rest.image_results import MaskForm
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.image_answer import MaskForm
 from penstock.vision.results import ResultOptions
 from tests.rest.harness import Front, described_by
 

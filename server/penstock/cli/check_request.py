@@ -15,7 +15,6 @@ import numpy as np
 from penstock.cli.gateway_client import GatewayClient, IndexRow
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.gateway.batching.merging import merge_rows
-from penstock.gateway.rest.image_results import ImageResult
 from penstock.models.check.compare import classes_in
 from penstock.models.check.golden import (
     GoldenError,
@@ -31,6 +30,7 @@ from penstock.models.check.golden import (
 from penstock.models.check.model_files import ModelFiles
 from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.image_answer import ImageResult
 from penstock.protocol.inference import InferRequest, Tensor
 from penstock.vision.card import card_from_config
 from penstock.vision.decode import decode

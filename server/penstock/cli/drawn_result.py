@@ -6,8 +6,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from penstock.gateway.rest.image_results import Detection, ImageResult, vision_result
+from penstock.gateway.rest.image_results import vision_result
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.image_answer import Detection, ImageResult
 from penstock.vision.decode import decode
 from penstock.vision.drawing import draw_result
 from penstock.vision.masks import mask_of

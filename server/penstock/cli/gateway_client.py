@@ -16,17 +16,16 @@ import msgspec
 import typer
 
 from penstock.cli.terminal import fail, print_failure
-from penstock.gateway.batching.batch_report import ModelBatchReport
-from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.settings import Settings, SettingsError, read_settings
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
+from penstock.protocol.batch_reports import EXPLAIN_HEADER, ModelBatchReport
 from penstock.protocol.engine import ModelMetadata
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.inference import Datatype, InferRequest, Tensor
 
 if TYPE_CHECKING:  # it imports OpenCV, which most commands do not need
-    from penstock.gateway.rest.image_results import ImageAnswer
+    from penstock.protocol.image_answer import ImageAnswer
 
 INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
@@ -131,7 +130,7 @@ class GatewayClient:
         timeout_ms: the request's deadline, None for the model's own. with_explanation: whether the response explains
         its batch. query: the endpoint's query parameters, such as conf.
         """
-        from penstock.gateway.rest.image_results import ImageAnswer
+        from penstock.protocol.image_answer import ImageAnswer
 
         headers = {"content-type": content_type}
         if with_explanation:

@@ -29,7 +29,8 @@ from penstock.cli.gateway_client import (
 from penstock.cli.model_list import in_short
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
-from penstock.gateway.rest.image_results import (
+from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.image_answer import (
     ClassArea,
     Detection,
     ImageAnswer,
@@ -38,7 +39,6 @@ from penstock.gateway.rest.image_results import (
     MaskForm,
     RecognisedText,
 )
-from penstock.protocol.errors import InvalidRequest
 from penstock.vision.drawing import MIN_KEYPOINT_SCORE
 from penstock.vision.masks import MAX_PIXEL as MAX_DEPTH_PIXEL
 from penstock.vision.parameters import Parameters

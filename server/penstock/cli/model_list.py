@@ -13,7 +13,6 @@ from rich.table import Table
 
 from penstock.cli.gateway_client import GatewayClient, GatewayError, GatewayUnreachable, IndexRow
 from penstock.cli.terminal import fail, one_line
-from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.batching.options import DeclaredOptions
 from penstock.gateway.settings import SHIPPED_MODELS, Settings
 from penstock.models.catalogue import (
@@ -25,6 +24,7 @@ from penstock.models.catalogue import (
     read_folder,
     scan,
 )
+from penstock.protocol.batch_reports import ModelBatchReport
 from penstock.protocol.inference import BatchOwner
 
 NOT_LOADED = "not loaded"

@@ -37,12 +37,12 @@ from penstock.cli.model_list import (
 )
 from penstock.cli.optimize import optimize
 from penstock.cli.terminal import fail, print_json, progress_bar, stoppable, table_console
-from penstock.gateway.batching.batch_report import BatchesOfRows, ModelBatchReport, OptionsReport, QueueReport
-from penstock.gateway.batching.explanation import WHY_CLOSED, FitReport
+from penstock.gateway.batching.explanation import WHY_CLOSED
 from penstock.models.catalogue import CatalogueEntry, CatalogueError, find_entry, read_catalogue
 from penstock.models.model_folder import repository_of
 from penstock.models.pull import MODEL_FILE, Pulled
 from penstock.models.pull import pull as pull_model
+from penstock.protocol.batch_reports import BatchesOfRows, FitReport, ModelBatchReport, OptionsReport, QueueReport
 from penstock.protocol.inference import BatchOwner, CloseReason
 
 BAR_COLUMNS, LABEL_COLUMNS = 40, 8

@@ -14,14 +14,9 @@ from penstock.engines.model_health import EngineView
 from penstock.engines.relayed_calls import with_engine_sequence
 from penstock.gateway.admission import AdmissionControl
 from penstock.gateway.batch_flow import BatchFlow, RequestContext
-from penstock.gateway.batching.batch_report import ModelBatchReport, explain_engine, explain_queue, with_misspelt
+from penstock.gateway.batching.batch_report import explain_engine, explain_queue, with_misspelt
 from penstock.gateway.batching.engine_call import fetch_engine_batches
-from penstock.gateway.batching.explanation import (
-    RequestExplanation,
-    add_explanation,
-    explain_unbatched,
-    wants_explanation,
-)
+from penstock.gateway.batching.explanation import add_explanation, explain_unbatched, wants_explanation
 from penstock.gateway.batching.options import BatchOptions, DeclaredOptions, misspelt_parameters
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.engine_slots import EngineSlots
@@ -30,6 +25,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.readiness import Readiness, as_served, readiness_of
 from penstock.gateway.shared_memory.regions import NoSharedMemory, SharedMemory
 from penstock.gateway.tracing import Tracer
+from penstock.protocol.batch_reports import ModelBatchReport, RequestExplanation
 from penstock.protocol.call import A, Call, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from penstock.protocol.engine import Engine, GrpcStream, Relay
 from penstock.protocol.error_codes import ENGINE_ERRORS

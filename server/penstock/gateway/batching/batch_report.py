@@ -6,12 +6,13 @@ from textwrap import wrap
 
 import msgspec
 
-from penstock.gateway.batching.explanation import FitReport, fit_report
+from penstock.gateway.batching.explanation import fit_report
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.batching.service_times import line_through
+from penstock.protocol.batch_reports import BatchesOfRows, ModelBatchReport, OptionsReport, QueueReport
 from penstock.protocol.errors import EngineFailed
-from penstock.protocol.inference import BatchOwner, CloseReason, EngineTimeFit
+from penstock.protocol.inference import BatchOwner, EngineTimeFit
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,55 +133,6 @@ def _choose(fit: EngineTimeFit | None, options: BatchOptions) -> _ProposedBatchi
 
 def _worst_s(fit: EngineTimeFit, rows: int) -> float:
     return 2 * fit.seconds(rows) + fit.guard_s
-
-
-class OptionsReport(msgspec.Struct, frozen=True):
-    """Declared options, named as in config.pbtxt. instances: concurrent engine calls."""
-
-    max_batch_size: int
-    instances: int
-    slo_p99_ms: float | None
-    max_queue_delay_us: float
-    max_queue_size: int
-    max_queue_bytes: int
-
-
-class QueueReport(msgspec.Struct, frozen=True):
-    """State of the queue. wait_ms: estimate for a new one-row request. max_rows: lower while engine memory is short."""
-
-    depth: int
-    rows: int
-    size_bytes: int
-    in_flight: int
-    slots: int
-    max_rows: int
-    wait_ms: float | None
-
-
-class BatchesOfRows(msgspec.Struct, frozen=True):
-    """Number of batches of one size."""
-
-    rows: int
-    batches: int
-
-
-class ModelBatchReport(msgspec.Struct, frozen=True):
-    """Response of GET /v2/models/{model}/explain.
-
-    queue, closed_by, dropped: only if the gateway forms the batches. batches, fit: otherwise Triton's.
-    """
-
-    model: str
-    owner: BatchOwner
-    options: OptionsReport
-    queue: QueueReport | None
-    fit: FitReport | None
-    batches: list[BatchesOfRows]
-    closed_by: dict[CloseReason, int]
-    dropped: dict[str, int]
-    proposed_config: str
-    misspelt: dict[str, str] = {}
-    unmerged: str = ""
 
 
 def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStatistics | None) -> ModelBatchReport:

@@ -4,10 +4,10 @@ import json
 
 import msgspec
 
+from penstock.protocol.batch_reports import EXPLAIN_HEADER, FitReport, RequestExplanation
 from penstock.protocol.call import A, Call
 from penstock.protocol.inference import BatchOwner, BatchTrace, CloseReason, EngineTimeFit
 
-EXPLAIN_HEADER = "x-penstock-explain"
 _TRUE_VALUES = frozenset(("1", "true", "on", "yes"))
 WHY_CLOSED = {
     CloseReason.SLOT_FREE: "the engine was free and nothing more waited",
@@ -21,41 +21,6 @@ _WHY_UNBATCHED = {
     BatchOwner.OFF: "batching is off for this model: the request ran alone",
     BatchOwner.GATEWAY: "the request ran alone: the gateway merges no sequences, shared memory or classes",
 }
-
-
-class FitReport(msgspec.Struct, frozen=True):
-    """Engine time: alpha_ms + beta_ms_per_row · rows, spread guard_ms. deliver_us_per_row: from response to client."""
-
-    alpha_ms: float
-    beta_ms_per_row: float
-    guard_ms: float
-    samples: int
-    deliver_us_per_row: float = 0.0
-
-
-class RequestExplanation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Explanation of one request's batch. owner: what forms the model's batches. text: for people.
-
-    Optional fields are set if the gateway formed the batch. expected_ms: by the fit. slack_ms: from the expected end to
-    the deadline. ahead: requests queued on arrival. busy of slots: calls in flight when it was formed.
-    """
-
-    model: str
-    owner: BatchOwner
-    text: str
-    arrived_unix_s: float | None = None
-    queue_ms: float | None = None
-    engine_ms: float | None = None
-    expected_ms: float | None = None
-    slack_ms: float | None = None
-    batch: int | None = None
-    batch_requests: int | None = None
-    batch_rows: int | None = None
-    closed_by: CloseReason | None = None
-    ahead: int | None = None
-    busy: int | None = None
-    slots: int | None = None
-    fit: FitReport | None = None
 
 
 def is_requested(value: str) -> bool:

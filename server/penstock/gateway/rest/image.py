@@ -15,12 +15,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.batching.explanation import EXPLAIN_HEADER, RequestExplanation, explain_batched, is_requested
+from penstock.gateway.batching.explanation import explain_batched, is_requested
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import QUERY_PARAMETERS, query_of
-from penstock.gateway.rest.image_results import ImageAnswer, ImageResult, result_json
+from penstock.gateway.rest.image_results import result_json
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -34,10 +34,12 @@ from penstock.gateway.rest.request import (
 )
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, Requires, caller_of
+from penstock.protocol.batch_reports import EXPLAIN_HEADER, RequestExplanation
 from penstock.protocol.call import InferHead
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.identity import Role
+from penstock.protocol.image_answer import ImageAnswer, ImageResult
 from penstock.protocol.inference import Timings
 from penstock.vision.results import ImageRequest, ImageResponse
 

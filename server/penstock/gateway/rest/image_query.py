@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from penstock.gateway.rest.image_results import MaskForm
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.image_answer import MaskForm
 from penstock.protocol.request_checks import quoted
 from penstock.vision.layouts.suppression import MAX_CANDIDATES
 from penstock.vision.results import CARD_DEFAULTS, ResultOptions

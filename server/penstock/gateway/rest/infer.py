@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.engines.torch_serving.picture_header import sniff
-from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.engine_slots import SlotQueue
 from penstock.gateway.rest import openapi
@@ -37,6 +36,7 @@ from penstock.gateway.rest.request import (
 )
 from penstock.gateway.rest.routes import INFERENCE, MODEL, VERSION, HotRoute, caller_of
 from penstock.gateway.rest.schemas import InferenceRequest, InferenceResponse
+from penstock.protocol.batch_reports import EXPLAIN_HEADER
 from penstock.protocol.call import HttpAnswer, HttpCall, HttpHeaders, InferHead
 from penstock.protocol.errors import InvalidRequest, TooLarge
 from penstock.protocol.http_body import HEADER_LENGTH, NOT_ENCODED, header_length_of

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.gateway.batching.batch_report import ModelBatchReport
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import schemas
 from penstock.gateway.rest.limits import RestLimits
@@ -27,6 +26,7 @@ from penstock.gateway.rest.request import (
 )
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import MODEL, VERSION, HotRoute, Limits, Plane, Requires, caller_of
+from penstock.protocol.batch_reports import ModelBatchReport
 from penstock.protocol.call import HttpAnswer
 from penstock.protocol.errors import retry_after_whole_s
 from penstock.protocol.http_codec import check_repository_body, check_settings_body

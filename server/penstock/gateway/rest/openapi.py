@@ -22,17 +22,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import VERSION
-from penstock.gateway.batching.batch_report import ModelBatchReport
-from penstock.gateway.batching.explanation import EXPLAIN_HEADER
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import schemas
-from penstock.gateway.rest.image_results import ImageAnswer
 from penstock.gateway.rest.request import TIMEOUT_HEADER
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import Plane, Requires, caller_of
+from penstock.protocol.batch_reports import EXPLAIN_HEADER, ModelBatchReport
 from penstock.protocol.call import HttpCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import Role, Verb
+from penstock.protocol.image_answer import ImageAnswer
 from penstock.protocol.model_addition import ModelAdded
 
 Json = dict[str, Any]
