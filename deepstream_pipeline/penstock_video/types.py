@@ -261,11 +261,19 @@ class AnalyticsKind(StrEnum):
     DWELL = "dwell"
 
 
+class CrossingDirection(StrEnum):
+    """Side to which an object crosses a line that counts both ways. in: from left to right, seen along the line."""
+
+    IN = "in"
+    OUT = "out"
+
+
 @dataclass(frozen=True, slots=True)
 class AnalyticsEvent:
     """An event of a rule. kind: an AnalyticsKind, or that of a user's rule. track_id, class_id: None if the rule counts
     objects (overcrowding). rule: its configured name. value: the count, the direction in degrees, or seconds; otherwise
-    1.0."""
+    1.0. direction: of a line that counts both ways, else None. xyxy: of the object, in source pixels; score: the
+    detector's; both None without an object in this frame."""
 
     kind: str
     source_id: str
@@ -275,11 +283,19 @@ class AnalyticsEvent:
     rule: str
     value: float
     class_id: int | None = None
+    direction: CrossingDirection | None = None
+    xyxy: tuple[float, float, float, float] | None = None
+    score: float | None = None
 
 
-def event_keys(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
-    """Keys of the event's counters: KIND/RULE, and KIND/RULE/LABEL if it is about one object."""
-    key = f"{kind}/{rule}"
+def counter_name(rule: str, direction: str | None) -> str:
+    """The rule's counter that an event counts in: RULE, or RULE.in and RULE.out of a line that counts both ways."""
+    return rule if direction is None else f"{rule}.{direction}"
+
+
+def event_keys(kind: str, counter: str, label: str | None) -> tuple[str, ...]:
+    """Keys of the event's counters: KIND/COUNTER, and KIND/COUNTER/LABEL if it is about one object."""
+    key = f"{kind}/{counter}"
     return (key,) if label is None else (key, f"{key}/{label}")
 
 
@@ -287,8 +303,9 @@ def event_keys(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
 class FrameAnalytics:
     """Results of the rules for one frame.
 
-    events: in the order of the rules. counts: total so far or current number, by "KIND/RULE" (line-crossing/Entry, and
-    per class line-crossing/Entry/person if labels are known). rules_of: for each track, the names of the rules that
+    events: in the order of the rules. counts: total so far or current number, by "KIND/RULE" (roi-filtering/Yard, and
+    per class roi-filtering/Yard/person if labels are known); a line that counts both ways has line-crossing/Door.in and
+    line-crossing/Door.out instead. rules_of: for each track, the names of the rules that
     hold now; as long as the tracks, or empty.
     """
 

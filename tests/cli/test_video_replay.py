@@ -50,7 +50,8 @@ def test_replay_tells_counts_by_rule(replay: Replayed) -> None:
     """A class may be named; the recording knows its labels."""
     done = replay("--rules", "rules.yaml")
     assert done.exit_code == 0, done.output
-    assert "│ cam    │ line-crossing/Door │      1 │          1 │" in done.stdout
+    assert "│ cam    │ line-crossing/Door.in  │      1 │          1 │" in done.stdout
+    assert "│ cam    │ line-crossing/Door.out │      0 │          0 │" in done.stdout
     assert "Door/person" not in done.stdout  # the only class says what the rule says
     assert done.stdout.endswith("1 events in 20 frames\n")
 
@@ -62,6 +63,7 @@ def test_replay_writes_events_as_a_run_does(replay: Replayed, folder: Path) -> N
     event = json.loads(line)
     assert (event["kind"], event["rule"], event["source_id"]) == ("line-crossing", "Door", "cam")
     assert (event["track_id"], event["class_id"], event["label"]) == (7, 1, "person")
+    assert (event["direction"], event["score"], event["xyxy"]) == ("in", 0.9, [40.0, 32.0, 50.0, 52.0])
     assert event["time"] == "2027-01-15T08:00:00.800Z"
     done = replay("--rules", "rules.yaml", "--against", "events.jsonl")
     assert (done.exit_code, "1 are equal, 0 missing here, 0 new" in done.stdout) == (0, True)
@@ -73,7 +75,7 @@ def test_replay_that_differs_is_exit_code_1(replay: Replayed, folder: Path) -> N
     done = replay("--line", "Exit=0,60,100,60", "--against", "events.jsonl")
     assert done.exit_code == 1
     assert "0 are equal, 1 missing here, 1 new" in done.stdout
-    assert "missing: cam frame 8 line-crossing/Door, track 7" in done.stdout
+    assert "missing: cam frame 8 line-crossing/Door.in, track 7" in done.stdout
     report = json.loads(replay("--line", "Exit=0,60,100,60", "--against", "events.jsonl", "--json").stdout)
     assert (report["events"], report["against"]["is_equal"], len(report["against"]["missing"])) == (1, False, 1)
 
@@ -110,10 +112,11 @@ def test_replay_takes_rules_about_classes_that_the_recording_lacks(replay: Repla
     note = "penstock: objects.jsonl: no object in it is called 'dog', so that this class matches nothing\n"
     assert done.stderr == note
     report = json.loads(done.stdout)
-    assert report["counts"]["cam"]["line-crossing/Dogs"] == 0
-    assert report["events_by_rule"] == {
-        "cam": {"line-crossing/Dogs": 0, "line-crossing/Door": 1, "line-crossing/Door/person": 1}
-    }
+    assert report["counts"]["cam"]["line-crossing/Dogs.in"] == 0
+    assert report["events_by_rule"]["cam"] == {
+        "line-crossing/Dogs.in": 0, "line-crossing/Dogs.out": 0,
+        "line-crossing/Door.in": 1, "line-crossing/Door.in/person": 1, "line-crossing/Door.out": 0,
+    }  # fmt: skip
     (folder / "rules.yaml").write_text(RULES.replace("person", "persn"))
     assert "'persn', so that this class matches nothing; did you mean person?" in replay("--rules", "rules.yaml").stderr
 

@@ -67,8 +67,11 @@ def test_counts_of_vtest_are_the_reference_programs(seen: list[SeenFrame], said:
     """After every frame, in both directions."""
     keys = ("line-crossing/right", "line-crossing/left")
     assert [tuple(one.counts[key] for key in keys) for _, one in said] == [one.counts for one in seen]
-    right, left, both = (said[-1][1].counts[f"line-crossing/{name}"] for name in ("right", "left", "both"))
-    assert right + left == both == len([event for _, one in said for event in one.events]) / 2
+    right, left, to_in, to_out = (
+        said[-1][1].counts[f"line-crossing/{name}"] for name in ("right", "left", "both.in", "both.out")
+    )
+    assert (to_in, to_out) == (left, right)  # the line runs down, so its right hand is the picture's left
+    assert right + left == len([event for _, one in said for event in one.events]) / 2
 
 
 def test_counts_of_vtest_are_those_of_an_eye(said: list[Said]) -> None:

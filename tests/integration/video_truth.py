@@ -62,7 +62,7 @@ def expect_same_counts(objects: Sequence[Line], events: Sequence[Line], seen: Se
     assert [tuple(line["counts"][key] for key in keys) for line in objects] == [one.counts for one in seen]
     right, left = seen[-1].counts
     assert min(right, left) >= 2
-    assert objects[-1]["counts"]["line-crossing/pavement"] == right + left
+    assert [objects[-1]["counts"][f"line-crossing/pavement.{way}"] for way in ("in", "out")] == [left, right]
     crossings = [sum(event["rule"] == rule for event in events) for rule in ("right", "left", "pavement")]
     assert crossings == [right, left, right + left]
     return right, left

@@ -25,6 +25,7 @@ from penstock_video.analytics.rules import (
     split_numbers,
 )
 from penstock_video.errors import RuleRefused
+from penstock_video.types import CrossingDirection, counter_name
 
 __all__ = ["rules_from", "section_of"]
 
@@ -62,13 +63,22 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
                 "set tracker type bytetrack, or remove the rule"
             )
         found[kind] = rules = tuple(_rule(kind, entry, f"{at}[{place}]", reading) for place, entry in enumerate(listed))
-        names = [rule.name for rule in rules]
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                fix = f"another rule of {kind} has that name; names tell them apart"
-                raise refused(f"{at}[{place}].name", name, fix)
+        _refuse_equal_names(kind, rules, at)
     users = tuple(rule for kind in USER_RULES for rule in found.pop(kind, ()))
     return Rules(width, height, **{kind.replace("-", "_"): rules for kind, rules in found.items()}, users=users)
+
+
+def _refuse_equal_names(kind: str, rules: Sequence[Any], at: str) -> None:
+    """Refuses a rule whose name, or whose counter's (Door.in), is another rule's."""
+    taken: set[str] = set()
+    for place, rule in enumerate(rules):
+        counters = {rule.name}
+        if isinstance(rule, LineCrossing) and rule.direction is None:
+            counters |= {counter_name(rule.name, way) for way in CrossingDirection}
+        if counters & taken:
+            fix = f"another rule of {kind} has that name, or a counter of that name; names tell them apart"
+            raise refused(f"{at}[{place}].name", rule.name, fix)
+        taken |= counters
 
 
 def _rule(kind: str, entry: object, where: str, reading: Reading) -> Any:

@@ -18,7 +18,7 @@ from penstock_video.analytics.scene import (
     present_result,
     scaled,
 )
-from penstock_video.types import AnalyticsEvent, AnalyticsKind
+from penstock_video.types import AnalyticsEvent, AnalyticsKind, CrossingDirection
 
 
 class RoiEvaluator:
@@ -163,12 +163,15 @@ class _LinePosition:
 
 
 class LineCrossingEvaluator:
-    """The direction's side of the line is its positive one; without a direction, the one to the left of its way."""
+    """The positive side of the line: the direction's, which is the one that counts; without a direction, the side to
+    the right of who looks from the line's first point to its second, which is in."""
 
     def __init__(self, rule: LineCrossing) -> None:
         self._rule = rule
-        self._total = 0
-        self._by_class: Counter[int] = Counter()
+        self._by_direction: dict[CrossingDirection, Counter[int]] = {
+            CrossingDirection.IN: Counter(),
+            CrossingDirection.OUT: Counter(),
+        }  # of a rule with a direction, only in
         self._places: dict[int, _LinePosition] = {}
         self._least_cosine = math.cos(math.radians(MOST_DEGREES[rule.mode]))
         self.fit((1.0, 1.0))
@@ -197,11 +200,13 @@ class LineCrossingEvaluator:
         for gone in scene.gone:
             self._places.pop(gone.track_id, None)
         crowd = scene.crowd(self._rule.class_ids)
-        said = RuleResult(0, self._by_class)
+        said = RuleResult(0, self._by_direction[CrossingDirection.IN])
+        if self._rule.direction is None:
+            said.by_direction = self._by_direction
         if crowd.rows:
             for number in self._crossing(crowd):
                 self._count(scene, crowd, number, said)
-        said.total = self._total
+        said.total = said.by_class.total()
         return said
 
     def _crossing(self, crowd: Crowd) -> list[int]:
@@ -232,14 +237,16 @@ class LineCrossingEvaluator:
             x, y = scene.motion(track_id)
             if x * self._way[0] + y * self._way[1] < self._least_cosine * math.hypot(x, y):
                 return
-        self._total += 1
-        self._by_class[class_id] += 1
+        way = CrossingDirection.IN if self._places[track_id].side > 0 else CrossingDirection.OUT
+        counted = self._by_direction[way]
+        counted[class_id] += 1
         said.rows.append(crowd.rows[number])
         said.events.append(
             scene.event(
-                AnalyticsKind.LINE_CROSSING, self._rule.name, float(self._total), track_id=track_id, class_id=class_id
+                AnalyticsKind.LINE_CROSSING, self._rule.name, float(counted.total()), track_id=track_id,
+                class_id=class_id, direction=way if self._rule.direction is None else None,
             )
-        )
+        )  # fmt: skip
 
 
 def _moves(place: _LinePosition, distance: float, along: float, side: int) -> bool:

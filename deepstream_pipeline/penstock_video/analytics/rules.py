@@ -240,7 +240,8 @@ class Overcrowding:
 
 @dataclass(frozen=True, slots=True)
 class LineCrossing:
-    """Objects that cross the line the way that direction points; None: either way, whatever the mode.
+    """Objects that cross the line the way that direction points. None: both ways, whatever the mode, with a counter for
+    each: in is from left to right, as seen in the picture by who looks from the line's first point to its second.
 
     is_extended: it has no ends.
     """

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_video.analytics.rules import LineMode, Point, Polygon
-from penstock_video.types import AnalyticsEvent, Frame, Tracks
+from penstock_video.types import AnalyticsEvent, CrossingDirection, Detections, Frame, Tracks
 
 Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -116,6 +116,7 @@ class Scene:
 
     frame: Frame
     pts_s: float
+    detections: Detections
     everybody: Crowd
     gone: list[Gone]
     sightings: dict[int, Sighting]
@@ -146,11 +147,24 @@ class Scene:
         return to_x - from_x, to_y - from_y
 
     def event(
-        self, kind: str, rule: str, value: float, *, track_id: int | None = None, class_id: int | None = None
+        self,
+        kind: str,
+        rule: str,
+        value: float,
+        *,
+        track_id: int | None = None,
+        class_id: int | None = None,
+        direction: CrossingDirection | None = None,
     ) -> AnalyticsEvent:
-        """An event of this frame."""
-        frame = self.frame
-        return AnalyticsEvent(kind, frame.source_id, frame.frame_num, self.pts_s, track_id, rule, value, class_id)
+        """An event of this frame, with the object's box and score if it is in the frame."""
+        frame, found, xyxy, score = self.frame, self.detections, None, None
+        if track_id is not None and track_id in self.everybody.track_ids:
+            row = self.everybody.track_ids.index(track_id)
+            left, top, right, bottom = (round(side, 3) for side in found.xyxy[row].tolist())  # as recorded
+            xyxy, score = (left, top, right, bottom), round(float(found.score[row]), 6)
+        return AnalyticsEvent(
+            kind, frame.source_id, frame.frame_num, self.pts_s, track_id, rule, value, class_id, direction, xyxy, score
+        )
 
 
 class Presence:
@@ -176,7 +190,7 @@ class Presence:
             if track_id >= 0:
                 self._follow(track_id, class_id, (pts_s, x, y))
         everybody = Crowd(list(range(len(track_ids))), track_ids, class_ids, feet, slack.tolist())
-        return Scene(frame, pts_s, everybody, gone, self._seen, is_cut)
+        return Scene(frame, pts_s, detections, everybody, gone, self._seen, is_cut)
 
     def _leave(self, before_s: float) -> list[Gone]:
         gone = []
@@ -204,13 +218,15 @@ class Presence:
 class RuleResult:
     """A rule's result for one frame. rows: tracks for which the rule holds.
 
-    total, by_class: the total so far, or the current number; by class_id.
+    total, by_class: the total so far, or the current number; by class_id. by_direction: totals so far by class_id, for
+    each direction of a rule that counts both; then total and by_class are not shown.
     """
 
     total: int
     by_class: Counter[int]
     rows: list[int] = field(default_factory=list)
     events: list[AnalyticsEvent] = field(default_factory=list)
+    by_direction: Mapping[CrossingDirection, Counter[int]] = field(default_factory=dict)
 
 
 class RuleEvaluator(Protocol):

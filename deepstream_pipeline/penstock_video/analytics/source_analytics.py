@@ -1,7 +1,7 @@
 """The analytics of one source: runs the evaluators of its rules."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock_video.analytics.evaluators import (
@@ -20,8 +20,8 @@ from penstock_video.analytics.rules import (
     Rules,
     UserRule,
 )
-from penstock_video.analytics.scene import Presence, RuleEvaluator
-from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, Tracks
+from penstock_video.analytics.scene import Presence, RuleEvaluator, RuleResult
+from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, Tracks, counter_name
 
 Rule = RoiFiltering | Overcrowding | LineCrossing | DirectionDetection | Dwell | UserRule
 
@@ -30,7 +30,8 @@ class SourceAnalytics:
     """The rules of one source; see interfaces.Analytics. Not thread-safe. labels: by class_id, for the counts' names.
 
     Events are in the order of the kinds in Rules, and of a kind's rules. counts: "KIND/RULE" for every rule
-    (line-crossing: so far; others: now), "KIND/RULE/LABEL" for each class that is not 0, and "objects/LABEL".
+    (line-crossing: so far; others: now), "KIND/RULE/LABEL" for each class that is not 0, and "objects/LABEL". A line
+    without a direction has two counters, "KIND/RULE.in" and "KIND/RULE.out".
     A frame that was not inferred changes nothing: it has the counts of the last inferred frame, and for each track the
     rules that held then.
     """
@@ -60,8 +61,9 @@ class SourceAnalytics:
         for rule, key, watch in self._watches:
             said = watch.observe(scene)
             events += said.events
-            counts[key] = said.total
-            self._count_classes(counts, key, said.by_class)
+            for counter, total, by_class in _counters(key, said):
+                counts[counter] = total
+                self._count_classes(counts, counter, by_class)
             for row in said.rows:
                 names[row] += (rule.name,)
                 if not isinstance(rule, LineCrossing):  # a crossing is of its one frame
@@ -92,6 +94,13 @@ class SourceAnalytics:
         for class_id, count in by_class.items():
             is_named = 0 <= class_id < len(self.labels)
             counts[f"{key}/{self.labels[class_id] if is_named else f'class {class_id}'}"] = count
+
+
+def _counters(key: str, said: RuleResult) -> Iterable[tuple[str, int, Counter[int]]]:
+    """(key, count, count by class_id) of each counter of a rule."""
+    if not said.by_direction:
+        return ((key, said.total, said.by_class),)
+    return tuple((counter_name(key, way), found.total(), found) for way, found in said.by_direction.items())
 
 
 _EVALUATORS: dict[AnalyticsKind, Callable[[Any], RuleEvaluator]] = {

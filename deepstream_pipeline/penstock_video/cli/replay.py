@@ -21,7 +21,7 @@ from penstock_video.settings.loader import read_rules
 from penstock_video.settings.section import Plain
 from penstock_video.settings.sources import names_classes, rules_of
 from penstock_video.sinks.schemas import EventLine, event_lines, read_objects_line
-from penstock_video.types import AnalyticsEvent, FrameAnalytics, FrameResult, event_keys
+from penstock_video.types import AnalyticsEvent, FrameAnalytics, FrameResult, counter_name, event_keys
 
 _MOST_SHOWN = 120  # characters of a bad line
 _MOST_CLASSES = 100_000
@@ -209,7 +209,8 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares events of the replay with those of a file, without the wall clock."""
+    """Compares events of the replay with those of a file, without the wall clock, and without score and box, which
+    former versions did not write."""
 
     equal: int
     missing: tuple[EventLine, ...]
@@ -284,7 +285,7 @@ def _by_source(played: Played) -> list[RulesOfSource]:
     decode = msgspec.json.Decoder(EventLine).decode
     events: dict[str, Counter[str]] = {source_id: Counter() for source_id in played.counts}
     for one in map(decode, played.lines):
-        events[one.source_id].update(event_keys(one.kind, one.rule, one.label))
+        events[one.source_id].update(event_keys(one.kind, counter_name(one.rule, one.direction), one.label))
     return [RulesOfSource(source_id, events[source_id], counts) for source_id, counts in played.counts.items()]
 
 
@@ -310,7 +311,7 @@ def _compared(lines: list[bytes], theirs: Counter[EventLine]) -> Comparison:
 
 
 def _timeless(event: EventLine) -> EventLine:
-    return msgspec.structs.replace(event, time="")
+    return msgspec.structs.replace(event, time="", score=None, xyxy=None)
 
 
 def _sorted(events: Counter[EventLine]) -> tuple[EventLine, ...]:
@@ -337,7 +338,8 @@ def _say(played: Played, comparison: Comparison | None) -> None:
 
 def _text(event: EventLine) -> str:
     track = "" if event.track_id is None else f", track {event.track_id}"
-    return f"{event.source_id} frame {event.frame_num} {event.kind}/{event.rule}{track}, value {event.value:g}"
+    counter = counter_name(event.rule, event.direction)
+    return f"{event.source_id} frame {event.frame_num} {event.kind}/{counter}{track}, value {event.value:g}"
 
 
 def _record(played: Played, comparison: Comparison | None) -> dict[str, object]:

@@ -24,6 +24,7 @@ from penstock_video.types import (
     FrameResult,
     PreparedFrame,
     SourceConfig,
+    counter_name,
     event_keys,
 )
 
@@ -85,7 +86,7 @@ class StreamPipeline:
     def note_events(self, result: FrameResult) -> None:
         for event in result.analytics.events:
             label = None if event.class_id is None else result.label(event.class_id)
-            self.events.update(event_keys(event.kind, event.rule, label))
+            self.events.update(event_keys(event.kind, counter_name(event.rule, event.direction), label))
 
     def note_latency(self, now: float, seconds: float) -> None:
         """Records the latency of a frame that is delivered now."""

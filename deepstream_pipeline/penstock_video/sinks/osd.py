@@ -24,7 +24,7 @@ from penstock_video.sinks.canvas import (
     neighbours,
 )
 from penstock_video.sinks.schemas import iso_time
-from penstock_video.types import ByteArray, Frame, FrameResult
+from penstock_video.types import ByteArray, CrossingDirection, Frame, FrameResult, counter_name
 
 FLASH_S = 1.0  # a rule that fired is highlighted for this long
 _TRAIL_POINTS = 64
@@ -386,8 +386,9 @@ def _is_flashing(key: str, frame: Frame, flashes: Mapping[str, float]) -> bool:
 
 
 def _counted(key: str, name: str, sheet: _Sheet) -> str:
-    count = sheet.result.analytics.counts.get(key)
-    return name if count is None else f"{name} {count}"
+    counts = sheet.result.analytics.counts
+    ways = [f" {way} {counts[counter]}" for way in CrossingDirection if (counter := counter_name(key, way)) in counts]
+    return f"{name}{''.join(ways)}" if key not in counts else f"{name} {counts[key]}"
 
 
 def _draw_title(sheet: _Sheet, name: str, is_live: bool) -> None:

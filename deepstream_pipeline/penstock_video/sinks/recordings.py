@@ -289,6 +289,7 @@ def _line(recording: FinishedRecording) -> dict[str, object]:
             {
                 "kind": str(event.kind),
                 "rule": event.rule,
+                "direction": event.direction,
                 "frame_num": event.frame_num,
                 "pts_s": round(event.pts_s, 6),
                 "track_id": event.track_id,

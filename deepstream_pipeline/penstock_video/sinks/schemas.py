@@ -20,6 +20,7 @@ from penstock_video.types import (
     FrameAnalytics,
     FrameResult,
     Tracks,
+    counter_name,
 )
 
 MINIMAL_VERSION = "4.0"  # of DeepStream's schema, in every payload of its nvmsgconv
@@ -84,7 +85,8 @@ class ObjectsLine(msgspec.Struct, frozen=True):
 
 
 class EventLine(msgspec.Struct, frozen=True):
-    """One event: a line of events.jsonl."""
+    """One event: a line of events.jsonl. direction: in or out, of a line that counts both ways. score, xyxy: of the
+    object, if the frame shows it."""
 
     kind: str
     rule: str
@@ -96,6 +98,9 @@ class EventLine(msgspec.Struct, frozen=True):
     track_id: int | None
     class_id: int | None
     label: str | None
+    direction: str | None = None
+    score: float | None = None
+    xyxy: tuple[float, float, float, float] | None = None
 
 
 class _Minimal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -228,6 +233,9 @@ def _full_event(result: FrameResult, event: AnalyticsEvent) -> EventLine:
         track_id=event.track_id,
         class_id=event.class_id,
         label=None if event.class_id is None else result.label(event.class_id),
+        direction=event.direction,
+        score=event.score,
+        xyxy=event.xyxy,
     )
 
 
@@ -256,7 +264,7 @@ def _plain(label: str) -> str:
 
 def _minimal_event(result: FrameResult, event: AnalyticsEvent) -> _Minimal:
     ids = result.tracks.track_id.tolist()
-    said = "|".join([str(event.kind), _plain(event.rule), f"{event.value:g}"])
+    said = "|".join([str(event.kind), _plain(counter_name(event.rule, event.direction)), f"{event.value:g}"])
     if event.track_id is None:
         return _minimal(result.frame, _minimal_objects(result), (said,))
     objects = [text for one, text in zip(ids, _minimal_objects(result), strict=True) if one == event.track_id]

@@ -32,7 +32,8 @@ def gate(*, direction=RIGHT, **more) -> Rules:
 
 
 def count(rules: Rules, path: Sequence[Place]) -> int:
-    return observe(rules, {1: path})[-1].counts[KEY]
+    counts = observe(rules, {1: path})[-1].counts
+    return counts[KEY] if KEY in counts else counts[f"{KEY}.in"] + counts[f"{KEY}.out"]
 
 
 THROUGH = straight((400, 500), (600, 500), 11)
@@ -91,6 +92,36 @@ def test_line_event_carries_who_and_the_count() -> None:
     assert said[-1].counts == {KEY: 2, f"{KEY}/car": 1, f"{KEY}/person": 1, "objects/person": 1}
 
 
+@pytest.mark.parametrize(
+    ("line", "path", "way"),
+    [
+        (((200, 500), (800, 500)), straight((500, 400), (500, 600), 11), "in"),  # to the right, and down
+        (((200, 500), (800, 500)), straight((500, 600), (500, 400), 11), "out"),
+        (((800, 500), (200, 500)), straight((500, 400), (500, 600), 11), "out"),  # its points are swapped
+        (((500, 800), (500, 200)), straight((400, 500), (600, 500), 11), "in"),  # up, and to the right
+        (ACROSS, straight((600, 500), (400, 500), 11), "in"),  # down, and to the left
+        (((300, 300), (700, 700)), straight((600, 400), (400, 600), 11), "in"),
+    ],
+)
+def test_line_without_direction_counts_in_from_its_left_to_its_right(line, path: Sequence[Place], way: str) -> None:
+    """Seen from the first point towards the second; the event says which, with the object's box and score."""
+    said = observe(Rules(line_crossing=(LineCrossing("Gate", line),)), {7: path}, class_ids={7: 1})
+    counts = {"in": 0, "out": 0} | {way: 1}
+    assert {key: said[-1].counts[f"{KEY}.{key}"] for key in counts} == counts
+    assert said[-1].counts[f"{KEY}.{way}/car"] == 1
+    assert KEY not in said[-1].counts
+    ((number, event),) = [(number, event) for number, one in enumerate(said) for event in one.events]
+    x, y = path[number] or (0, 0)
+    assert (event.direction, event.value, event.score) == (way, 1.0, 0.9)
+    assert event.xyxy == (x - 15, y - 40, x + 15, y)
+
+
+def test_line_with_a_direction_has_one_counter_and_its_events_none() -> None:
+    """DeepStream's form: a rule a way."""
+    said = observe(gate(), {7: THROUGH})
+    assert [event.direction for one in said for event in one.events] == [None]
+
+
 def test_line_of_classes_ignores_the_others() -> None:
     """class_ids name whom the rule is about."""
     said = observe(gate(class_ids=(1,)), {1: THROUGH, 2: THROUGH}, class_ids={1: 0, 2: 1})
@@ -118,7 +149,7 @@ def test_line_object_gone_leaves_no_memory() -> None:
         said = analytics.observe(frame_at(number, fps=1), tracks_at({number: (400, 500)}))
         assert len(watch) <= 7
     assert len(analytics._presence) <= 7
-    assert said.counts[KEY] == 0
+    assert (said.counts[f"{KEY}.in"], said.counts[f"{KEY}.out"]) == (0, 0)
 
 
 def test_line_cut_forgets_the_sides() -> None:
@@ -175,4 +206,4 @@ def test_line_frames_missing_changes_no_count(kept: set[int]) -> None:
     path = [*straight((400, 500), (600, 500), 20), *straight((600, 500), (300, 500), 22)]
     numbers = sorted(kept | {0, 19, 41})
     said = observe(gate(direction=None), {1: [path[number] for number in numbers]}, numbers=numbers)
-    assert said[-1].counts[KEY] == 2
+    assert (said[-1].counts[f"{KEY}.in"], said[-1].counts[f"{KEY}.out"]) == (1, 1)

@@ -142,6 +142,10 @@ def crowd(**more: object) -> dict[str, object]:
         (dwell(time_threshold=90000), r"time-threshold: 90000: .*write time-threshold-s: 90$"),
         (dwell(time_threshold="2s"), r"time-threshold: '2s': .*a number"),
         ({"dwell": [{"name": "a", "roi": SQUARE}] * 2}, r"dwell\[1\]\.name: 'a': another rule of dwell has that name"),
+        (
+            SIZE | {"line-crossing": [{"name": name, "line": LINE} for name in ("a", "a.in")]},
+            r"line-crossing\[1\]\.name: 'a\.in': another rule of line-crossing has that name, or a counter of that",
+        ),
     ],
 )  # fmt: skip
 def test_section_that_cannot_be_meant_is_refused(section: object, words: str) -> None:

@@ -74,8 +74,8 @@ def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
     moved = LineCrossing("Other", ((701.0, 0.0), (701.0, 1000.0)))
     changed = analytics.changed(Rules(line_crossing=(moved, LINE)))
     said = observe(changed, {2: [(800, 500)]}, first=2)[0]
-    assert said.counts["line-crossing/Gate"] == 2
-    assert said.counts["line-crossing/Other"] == 0
+    assert said.counts["line-crossing/Gate.out"] == 2
+    assert said.counts["line-crossing/Other.out"] == 0
 
 
 def test_frame_that_was_not_inferred_decides_nothing() -> None:
@@ -96,7 +96,7 @@ def test_rules_changed_in_their_picture_begin_anew() -> None:
     analytics = SourceAnalytics(Rules(line_crossing=(LINE,)), LABELS)
     observe(analytics, {1: [(400, 500), (800, 500)]})
     said = observe(analytics.changed(Rules(2000, 2000, line_crossing=(LINE,))), {1: [(800, 500)]}, first=2)
-    assert said[0].counts["line-crossing/Gate"] == 0
+    assert said[0].counts["line-crossing/Gate.out"] == 0
 
 
 def test_objects_beyond_all_measure_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:

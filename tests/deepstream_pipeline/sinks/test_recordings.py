@@ -210,7 +210,9 @@ def test_recordings_folder_keeps_index_and_quota(tmp_path: Path) -> None:
         "after_s": 10.0,
         "size_bytes": 100,
         "error": "",
-        "events": [{"kind": "line-crossing", "rule": "Entry", "frame_num": 7, "pts_s": 0.7, "track_id": 1}],
+        "events": [
+            {"kind": "line-crossing", "rule": "Entry", "direction": None, "frame_num": 7, "pts_s": 0.7, "track_id": 1}
+        ],
     }
 
 

@@ -9,7 +9,7 @@ from pycocotools import mask as coco
 
 from penstock.protocol.vision_results import Mask
 from penstock_video.sinks.schemas import Schema, event_lines, objects_line, read_objects_line
-from penstock_video.types import NO_CLASS, ClassScore
+from penstock_video.types import NO_CLASS, ClassScore, CrossingDirection
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
 
@@ -92,7 +92,8 @@ def test_full_objects_line_has_shapes_texts_and_vectors() -> None:
 
 def test_full_event_line_names_rule_and_object() -> None:
     """An event's line says what came true, where, when and of whom; null where it is of no one."""
-    lines = event_lines(result(3, events=(crossing(3), crossing(3, track_id=None))))
+    inward = replace(crossing(3), direction=CrossingDirection.IN, xyxy=(3.0, 60.0, 38.556, 160.0), score=0.875)
+    lines = event_lines(result(3, events=(inward, crossing(3, track_id=None))))
     assert json.loads(lines[0]) == {
         "kind": "line-crossing",
         "rule": "Entry",
@@ -104,6 +105,9 @@ def test_full_event_line_names_rule_and_object() -> None:
         "track_id": 1,
         "class_id": 0,
         "label": "person",
+        "direction": "in",
+        "score": 0.875,
+        "xyxy": [3.0, 60.0, 38.556, 160.0],
     }
     second = json.loads(lines[1])
     assert (second["kind"], second["track_id"], second["class_id"], second["label"]) == (
@@ -134,6 +138,8 @@ def test_minimal_event_is_the_payload_of_its_object() -> None:
     of_one, of_all = (json.loads(line) for line in lines)
     assert [text.partition("|")[0] for text in of_one["objects"]] == ["1"]
     assert of_one["customMessage"] == ["line-crossing|Entry|1"]
+    inward = result(3, events=(replace(crossing(3), direction=CrossingDirection.IN),))
+    assert json.loads(event_lines(inward, Schema.MINIMAL)[0])["customMessage"] == ["line-crossing|Entry.in|1"]
     assert len(of_all["objects"]) == 2
     assert of_all["customMessage"] == ["overcrowding|Entry|1"]
 
