@@ -1,14 +1,18 @@
 """The program's logger: lines for people, or JSON, on standard error."""
 
 import logging
+import os
 import re
 import sys
 from collections.abc import MutableMapping
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import structlog
+
+from penstock.log_file import LogFile
 
 
 class LogFormat(StrEnum):
@@ -41,6 +45,28 @@ def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | 
     )
     handler = _ToStructlog()
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
+
+
+LOG_FOLDER_VARIABLE = "PENSTOCK_LOG_FOLDER"  # of the stack, for its processes
+PARENT = "up"  # role of the parent process
+
+
+def log_to_stack(folder: Path) -> None:
+    """For the parent process of a stack: creates its log, and lets later child processes find it."""
+    with suppress(OSError):  # a full disk: the stack runs without this log
+        folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ[LOG_FOLDER_VARIABLE] = str(folder)
+    also_log_to_stack(PARENT)
+
+
+def also_log_to_stack(process: str) -> None:
+    """Appends this process's later lines also to the log of the stack that it belongs to, if there is one.
+
+    process: its role in the stack. Call it after configure_logs.
+    """
+    if folder := os.environ.get(LOG_FOLDER_VARIABLE):
+        processors = [each for each in structlog.get_config()["processors"] if not isinstance(each, LogFile)]
+        structlog.configure(processors=[*processors[:-1], LogFile(Path(folder), process), processors[-1]])
 
 
 def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:

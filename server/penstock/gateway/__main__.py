@@ -21,9 +21,9 @@ def main() -> int:
     from penstock.gateway.main import CoreOptions, run_gateway
     from penstock.gateway.settings import Settings
     from penstock.gateway.worker import WorkerOptions, run_worker
-    from penstock.gateway.workers.gateway_process import CORE, FRONT
+    from penstock.gateway.workers.gateway_process import CORE, FRONT, PROCESS_VARIABLE
     from penstock.gateway.workers.running_stacks import reachable_folder
-    from penstock.logs import configure_logs, get_logger
+    from penstock.logs import also_log_to_stack, configure_logs, get_logger
     from penstock.network import PortTaken
     from penstock.protocol.extensions import ExtensionError
 
@@ -31,6 +31,7 @@ def main() -> int:
     gc.enable()
     settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
     configure_logs(settings.log_format, settings.log_level)
+    also_log_to_stack(os.environ.get(PROCESS_VARIABLE, "gateway"))
     control_end = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(control_end.fileno(), False)
     part = sys.argv[3] if len(sys.argv) > 3 else ""

@@ -37,7 +37,7 @@ from penstock.protocol.identity import ALL_ROLES, Role
 PREFIX = "PENSTOCK_"
 SHIPPED_MODELS = (Path(__file__).parents[1] / "models" / "shipped").resolve()  # a link to model_repository
 OTHER_VARIABLES = {
-    *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
+    *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID", "PENSTOCK_LOG_FOLDER", "PENSTOCK_PROCESS"),
     *("PENSTOCK_LAYOUTS", "PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
     *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY", "PENSTOCK_GATEWAY_URL"),  # the video program's
 }

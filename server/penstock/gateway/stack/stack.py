@@ -48,7 +48,8 @@ from penstock.gpu.mps.control import MpsError
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState
 from penstock.gpu.profiling import REPORT_GRACE_S
 from penstock.gpu.telemetry.cards import process_name
-from penstock.logs import get_logger
+from penstock.log_file import FOLDER as LOGS
+from penstock.logs import get_logger, log_to_stack
 from penstock.network import host_and_port, listen_hosts
 
 log = get_logger("stack")
@@ -113,6 +114,7 @@ class Stack:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        log_to_stack(self._run_dir.path / LOGS)
         try:
             await self._start_sharing()
             if self._stop_requested.is_set():

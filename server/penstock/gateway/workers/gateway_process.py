@@ -137,6 +137,7 @@ GATEWAY_ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # also for its children: nothing is imported from the working directory
     "GRPC_VERBOSITY": "NONE",  # its lines would break our log format; errors are raised as exceptions
 }
+PROCESS_VARIABLE = "PENSTOCK_PROCESS"  # the part's name, for the log
 MAX_FAILED_STARTS = 3  # of a gateway that has never served
 CORE, FRONT = "core", "front-"  # names of the gateway's parts, in its arguments
 GATEWAY_PROGRAM = (sys.executable, "-m", "penstock.gateway")
@@ -239,7 +240,7 @@ class GatewayProcess:
                 *self._part.arguments,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | GATEWAY_ENVIRONMENT,
+                env=os.environ | GATEWAY_ENVIRONMENT | {PROCESS_VARIABLE: self._part.name},
                 start_new_session=True,
             )
         if self._stopping.is_set():  # set while it was being started
