@@ -2,10 +2,8 @@
 
 import ctypes
 import math
-import os
-import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,7 +16,7 @@ from penstock.vision.spec import NetworkType
 from penstock_video.analytics.config import rules_from
 from penstock_video.analytics.rules import Rules
 from penstock_video.analytics.source_analytics import SourceAnalytics
-from penstock_video.api.options import ApiOptions, Audit, check_address
+from penstock_video.api.options import NO_SECURITY, ApiOptions, ApiSecurity, check_address
 from penstock_video.decode.uri import is_live
 from penstock_video.errors import GpuFailed, GpuUnavailable, ModelUnusable, PipelineError, TooManySources
 from penstock_video.gpu.device import Device
@@ -146,17 +144,10 @@ class _Models:
 class Program:
     """Call `prepare`, `start`, `wait`, `stop`. Raises PipelineError, with a text for display, if it cannot start."""
 
-    def __init__(
-        self,
-        settings: VideoSettings,
-        place: EngineAddress,
-        *,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        audit: Audit | None = None,
-    ) -> None:
-        """tls, audit: of the control API."""
+    def __init__(self, settings: VideoSettings, place: EngineAddress, security: ApiSecurity = NO_SECURITY) -> None:
+        """security: of the control API."""
         self._settings = settings
-        self._tls, self._audit = tls, audit
+        self._security = security
         self._card = open_gpu(settings.gpu, _decoders(settings))
         self._engine = Engine(place, device=self._card.device)
         self._metrics = VideoMetrics()
@@ -262,7 +253,7 @@ class Program:
         self._api = server
 
     def _api_options(self) -> ApiOptions:
-        return ApiOptions.of(self._settings.api, os.environ, tls=self._tls, audit=self._audit)
+        return ApiOptions.of(self._settings.api, self._security)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Statistics of every source; empty before the start."""

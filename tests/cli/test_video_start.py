@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from penstock_video.cli import commands as video
+from penstock_video.cli.access import warn_of_short_key
 from penstock_video.cli.engine import EngineUnavailable, ModelUnknown
-from penstock_video.cli.run import require_api_address
 from penstock_video.errors import InferFailed, ModelUnusable, TooManySources
 from penstock_video.infer.options import EngineAddress
 from penstock_video.settings.document import InvalidSettings, SettingsFault
@@ -51,7 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             yield place
 
         monkeypatch.setattr(video, "engine_for", engine)
-        monkeypatch.setattr(video, "program_of", lambda settings, place: FakeProgram(settings, **options))
+        monkeypatch.setattr(video, "program_of", lambda settings, place, security: FakeProgram(settings, **options))
         return CliRunner().invoke(app, ["video", "run", *map(str, words), "--api-port", "0"])
 
     return call
@@ -166,9 +166,9 @@ KEYS = {"short": 1, "long enough, 20 signs"[:20].replace(" ", "-"): 0}
 def test_short_key_of_an_api_that_others_reach_is_warned_of(key: str) -> None:
     """As short as the gateway's own keys may not be. The key itself is not said."""
     with capture_logs() as lines:
-        require_api_address(ApiSettings("0.0.0.0", 0), {"PENSTOCK_VIDEO_API_KEY": key})
-        require_api_address(ApiSettings("127.0.0.1", 0), {"PENSTOCK_VIDEO_API_KEY": "short"})
-        require_api_address(ApiSettings("127.0.0.1", 0), {})
+        warn_of_short_key(ApiSettings("0.0.0.0", 0), {"PENSTOCK_VIDEO_API_KEY": key})
+        warn_of_short_key(ApiSettings("127.0.0.1", 0), {"PENSTOCK_VIDEO_API_KEY": "short"})
+        warn_of_short_key(ApiSettings("0.0.0.0", 0), {})
     assert [line["log_level"] for line in lines] == ["warning"] * KEYS[key]
     assert not [line for line in lines if key in str(line["event"]).split()]
 

@@ -2,8 +2,7 @@
 
 import base64
 import binascii
-import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -17,12 +16,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.port_policy import host_fault
-from penstock.protocol.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMedia
+from penstock.protocol.errors import (
+    HostNotAllowed,
+    InferenceError,
+    OriginNotAllowed,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
+    UnsupportedMedia,
+)
+from penstock.protocol.identity import Role
+from penstock.tls import subject_of
 from penstock_video.api import deepstream
 from penstock_video.api import routes as streams
 from penstock_video.api.calls import Calls, Refusal, error_response, status_of
 from penstock_video.api.models import Health, named_faults
-from penstock_video.api.options import HAS_KEY, ApiOptions, Audited
+from penstock_video.api.options import CERTIFICATE, CLIENT, DENIED, Access, ApiOptions, Audited
 from penstock_video.api.page import FIRST_PICTURE_S, Viewers, page_router, previews_router
 from penstock_video.errors import PipelineError
 from penstock_video.interfaces import PipelineControl, Previews
@@ -64,6 +73,7 @@ _ALWAYS = (
     (b"cache-control", b"no-store"),
 )
 _STATUS = {HostNotAllowed: 421, OriginNotAllowed: 403, UnsupportedMedia: 415}
+_REFUSED = {Unauthenticated: 401, PermissionDenied: 403, QuotaExceeded: 429}  # others: 503
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -88,16 +98,19 @@ class RequestHead:
         return self.method not in ("GET", "HEAD", "OPTIONS")
 
 
-def check(asked: RequestHead, options: ApiOptions, local_address: str) -> None:
-    """Raises Refusal for a request that is not served. local_address: the connection's local address."""
+async def check(asked: RequestHead, options: ApiOptions, scope: Scope) -> None:
+    """Raises Refusal for a request that is not served. Notes the client, or why it is refused, in the scope."""
     if fault := host_fault(b"", asked.http_version, asked.headers):
         raise Refusal(400, fault)
     is_open = asked.path in OPEN_PATHS
-    if not is_open:
-        _check_key(asked, options)
+    if options.access is not None and not is_open:
+        await _admit(asked, options.access, scope)
     try:
         options.browser_policy.check(
-            asked.method, asked.headers, local_address=local_address, is_trusted=is_open or bool(options.api_key)
+            asked.method,
+            asked.headers,
+            local_address=str((scope.get("server") or ("",))[0]),
+            is_trusted=is_open or bool(scope.get(CLIENT)),
         )
     except (HostNotAllowed, OriginNotAllowed, UnsupportedMedia) as error:
         raise Refusal(_STATUS[type(error)], str(error)) from None
@@ -106,24 +119,36 @@ def check(asked: RequestHead, options: ApiOptions, local_address: str) -> None:
         raise Refusal(413, f"a body of {length} bytes (at most {options.max_body_bytes})")
 
 
-def _check_key(asked: RequestHead, options: ApiOptions) -> None:
-    if not options.api_key:
-        return
-    presented = asked.one(b"x-api-key") or _from_authorization(asked.one(b"authorization"))
-    if not presented:
-        raise Refusal(401, "an API key is needed: x-api-key, Bearer, or the password of Basic")
-    if not hmac.compare_digest(presented.encode(), options.api_key.encode()):
-        raise Refusal(401, "the API key is not the right one")
-
-
-def _from_authorization(value: str) -> str:
-    scheme, _, rest = value.partition(" ")
-    if scheme.lower() == "bearer":
-        return rest.strip()
-    if scheme.lower() != "basic":
-        return ""
+async def _admit(asked: RequestHead, access: Access, scope: Scope) -> None:
+    """Raises Refusal unless the client has the role: `read`, or `admin` for a change."""
+    role = Role.ADMIN if asked.is_changing else Role.READ
+    certificate: bytes = scope.get(CERTIFICATE, b"")
     try:
-        return base64.b64decode(rest.strip(), validate=True).decode("utf-8", "replace").partition(":")[2]
+        subject = subject_of(certificate) if certificate else ""
+        caller = await access.admit(list(_credentials(asked)), role, certificate=subject)
+    except InferenceError as error:
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            scope[DENIED], scope[CLIENT] = error.reason, error.client
+        raise Refusal(_REFUSED.get(type(error), 503), str(error)) from None
+    scope[CLIENT] = caller.key_name
+
+
+def _credentials(asked: RequestHead) -> Iterator[str]:
+    """Keys and tokens of the request. Raises Refusal for a repeated header, Unauthenticated for another scheme."""
+    if key := asked.one(b"x-api-key"):
+        yield key
+    scheme, _, rest = asked.one(b"authorization").partition(" ")
+    if scheme.lower() == "bearer":
+        yield rest.strip()
+    elif scheme.lower() == "basic":
+        yield _password_of(rest.strip())
+    elif scheme:
+        raise Unauthenticated("`authorization` is neither `Bearer …` nor `Basic …`; send the API key that way")
+
+
+def _password_of(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded, validate=True).decode("utf-8", "replace").partition(":")[2]
     except (binascii.Error, ValueError):
         return ""
 
@@ -145,8 +170,7 @@ class RequestGuard:
 
         asked = RequestHead(scope["method"], scope["path"], scope["headers"], scope["http_version"])
         try:
-            check(asked, self._options, str((scope.get("server") or ("",))[0]))
-            scope[HAS_KEY] = bool(self._options.api_key) and asked.path not in OPEN_PATHS
+            await check(asked, self._options, scope)
             body = await _read(receive, self._options.max_body_bytes) if asked.is_changing else b""
         except Refusal as refusal:
             await error_response(refusal.status, refusal.text, is_last=True)(scope, receive, send_more)

@@ -1,7 +1,7 @@
-"""Options of the control API: address, key, TLS, allowed hosts, audit log. Light: imported by the commands."""
+"""Options of the control API: address, keys, TLS, allowed hosts, audit log. Light: imported by the commands."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol, Self
@@ -11,12 +11,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.network import family_of, is_loopback, listen_hosts
 from penstock.outbound import OutboundPolicy
 from penstock.port_policy import BrowserPolicy
+from penstock.protocol.identity import Identity, Role
 from penstock.tls import CurrentTls
 from penstock_video.errors import PipelineError
 
 CERTIFICATE = "penstock.certificate"  # key in a scope: the connection's client certificate (DER)
-HAS_KEY = "penstock.has_key"  # key in a scope: whether the client sent the API key
-KEY_CLIENT = "api-key"  # name of the client with the API key; there is only one key
+CLIENT = "penstock.client"  # key in a scope: name of the client's key
+DENIED = "penstock.denied"  # key in a scope: why the client was refused, as in the gateway's audit log
+
+
+class Access(Protocol):
+    """Keys and roles of the clients; see penstock.gateway.auth.authenticator.Authenticator."""
+
+    async def admit(self, credentials: Iterable[str], role: Role, *, certificate: str = "") -> Identity:
+        """Raises Unauthenticated, PermissionDenied, QuotaExceeded, AccessUnavailable."""
+        ...
+
+    async def run(self) -> None:
+        """Reloads the keys when they change, until cancelled."""
+        ...
 
 
 class AuditRecord(Protocol):
@@ -31,6 +44,18 @@ class Audit:
 
     record: AuditRecord
     client_of: Callable[[bytes], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSecurity:
+    """access: None if every client has all roles. tls: None for plain HTTP. audit: None for no audit log."""
+
+    access: Access | None = field(default=None, repr=False)
+    tls: CurrentTls | None = field(default=None, repr=False)
+    audit: Audit | None = field(default=None, repr=False)
+
+
+NO_SECURITY = ApiSecurity()
 
 
 class Audited:
@@ -55,16 +80,14 @@ class Audited:
                 self._note(scope, status)
 
     def _note(self, scope: Scope, status: int) -> None:
-        method, path = scope["method"], scope["path"]
-        is_denied = status == HTTPStatus.UNAUTHORIZED
-        if not is_denied and method in ("GET", "HEAD", "OPTIONS"):
+        method, path, denied = scope["method"], scope["path"], scope.get(DENIED, "")
+        if not denied and method in ("GET", "HEAD", "OPTIONS"):
             return
         certificate: bytes = scope.get(CERTIFICATE, b"")
-        client = self._audit.client_of(certificate) if certificate else ""
-        client = KEY_CLIENT if scope.get(HAS_KEY) else client
+        client = scope.get(CLIENT) or (self._audit.client_of(certificate) if certificate else "")
         address = scope["client"][0] if scope.get("client") else ""
-        if is_denied:
-            self._audit.record(client, address, "access", f"{method} {path}", "unauthenticated")
+        if denied:
+            self._audit.record(client, address, "access", f"{method} {path}", denied)
         else:
             self._audit.record(client, address, method.lower(), path, _outcome(status))
 
@@ -77,8 +100,8 @@ def _outcome(status: int) -> str:
     return "refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
 
 
-KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
-_HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
+KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: a key with all roles, for this API alone
+_HOW_TO_CHANGE = f"its port: --api-port; its keys: --access-file or {KEY_VARIABLE}; without it: --no-api"
 
 
 class ApiRefused(PipelineError):
@@ -113,9 +136,9 @@ class ListenSettings(Protocol):
 class ApiOptions:
     """Address and access rules of the control API.
 
-    host, port: 127.0.0.1 serves this machine only; port 0 for a free one. api_key: clients send it as x-api-key,
-    Bearer, or password of Basic; empty for no key. Clients may add files and devices of this machine only if no other
-    machine can connect. allowed_hosts, cors_origins: see BrowserPolicy.
+    host, port: 127.0.0.1 serves this machine only; port 0 for a free one. access: of clients, who send a key as
+    x-api-key, Bearer, or password of Basic; None if every client has all roles. Clients may add files and devices of
+    this machine only if no other machine can connect. allowed_hosts, cors_origins: see BrowserPolicy.
     allowed_outbound: where sources of clients may connect, besides public hosts. max_viewers: of moving previews over
     all sources.
 
@@ -125,7 +148,7 @@ class ApiOptions:
 
     host: str = "127.0.0.1"
     port: int = 8010
-    api_key: str = field(default="", repr=False)
+    access: Access | None = field(default=None, repr=False)
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_outbound: tuple[str, ...] = ()
@@ -147,33 +170,24 @@ class ApiOptions:
             raise ApiRefused(f"the control API: {error}") from None
         object.__setattr__(self, "browser_policy", policy)
         object.__setattr__(self, "outbound", outbound)
-        if not self.is_local and not self.api_key:
+        if not self.is_local and self.access is None:
             raise ApiRefused(
-                f"the control API on {self.host} could be asked by others to open any address; give it an API key, "
+                f"the control API on {self.host} could be asked by others to open any address; give it API keys, "
                 "or let it listen on 127.0.0.1"
             )
-        if self.api_key != self.api_key.strip() or not self.api_key.isascii():
-            raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
 
     @classmethod
-    def of(
-        cls,
-        settings: "ListenSettings",
-        environ: Mapping[str, str],
-        *,
-        tls: CurrentTls | None = None,
-        audit: Audit | None = None,
-    ) -> Self:
-        """The options from the settings, with the key from the environment. Raises ApiRefused."""
+    def of(cls, settings: "ListenSettings", security: ApiSecurity = NO_SECURITY) -> Self:
+        """Raises ApiRefused."""
         return cls(
             settings.host,
             settings.port,
-            environ.get(KEY_VARIABLE, ""),
+            security.access,
             allowed_hosts=settings.allowed_hosts,
             cors_origins=settings.cors_origins,
             allowed_outbound=settings.allowed_outbound,
-            tls=tls,
-            audit=audit,
+            tls=security.tls,
+            audit=security.audit,
         )
 
     @property

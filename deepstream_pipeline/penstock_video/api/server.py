@@ -202,12 +202,21 @@ class ApiServer:
         try:
             with asyncio.Runner() as runner:
                 self._loop = runner.get_loop()
-                runner.run(self._server.serve(sockets=self._listeners))
+                runner.run(self._serve_until_stopped(self._server))
         except Exception:  # the thread's root
             log.exception("api_failed", reason="internal")
         finally:
             for listener in self._listeners:
                 listener.close()
+
+    async def _serve_until_stopped(self, server: "_Server") -> None:
+        access = self._options.access
+        reloading = asyncio.create_task(access.run()) if access is not None else None
+        try:
+            await server.serve(sockets=self._listeners)
+        finally:
+            if reloading is not None:
+                reloading.cancel()
 
 
 class _Server(uvicorn.Server):

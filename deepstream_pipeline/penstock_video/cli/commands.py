@@ -11,19 +11,17 @@ import typer
 
 from penstock.cli.terminal import fail
 from penstock.cli.up import allow_open_files
-from penstock.gateway.audit import AuditLog, AuditLogError
-from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX
-from penstock.gateway.settings_checks import require_tls_pair
+from penstock.gateway.settings import KEYS_VARIABLE
 from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
 from penstock.logs import LogFormat, configure_logs
 from penstock.process import remove_working_directory
-from penstock.tls import Certificates, CurrentTls, TlsFileError, subject_of
-from penstock_video.api.options import Audit
+from penstock_video.api.options import KEY_VARIABLE, NO_SECURITY, ApiSecurity
+from penstock_video.cli.access import SecurityFlags, security_of, warn_of_short_key
 from penstock_video.cli.check import check
 from penstock_video.cli.engine import engine_for, may_share_card
 from penstock_video.cli.progress import refuse_settings, watch_for
 from penstock_video.cli.replay import replay
-from penstock_video.cli.run import run_to_its_end
+from penstock_video.cli.run import RunParts, run_to_its_end
 from penstock_video.infer.options import EngineAddress
 from penstock_video.settings.document import InvalidSettings
 from penstock_video.settings.loader import Flags, read_settings
@@ -119,6 +117,19 @@ AuditFile = Annotated[
         help="audit log: JSON lines of changes over the control API and of refused keys [none]",
     ),
 ]
+AccessFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="PENSTOCK_ACCESS_FILE",
+        help="TOML file of API keys of the control API, as for `penstock up`: read sees, admin changes [none]",
+    ),
+]
+Anonymous = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PENSTOCK_ANONYMOUS", help="roles of a caller without a key: read,admin, or none [all; none with keys]"
+    ),
+]
 Duration = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="end after this time, as after the last file [no limit]")
 ]
@@ -153,6 +164,8 @@ def run(
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     audit_log: AuditFile = None,
+    access_file: AccessFile = None,
+    anonymous: Anonymous = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     duration: Duration = None,
     realtime: Annotated[
@@ -184,42 +197,20 @@ def run(
     if duration is not None and not 0 < duration < math.inf:
         fail(f"--duration is {duration:g}: give seconds above 0")
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)
-    tls, audit = control_api_tls(tls_cert, tls_key, tls_client_ca), control_api_audit(audit_log)
-    raise typer.Exit(_run(config, flags, how, tls, audit))
+    security = SecurityFlags(tls_cert, tls_key, tls_client_ca, audit_log, access_file, anonymous)
+    raise typer.Exit(_run(config, flags, how, security_of(security, os.environ)))
 
 
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
 app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
 
 
-def program_of(
-    settings: VideoSettings, place: EngineAddress, *, tls: CurrentTls | None = None, audit: Audit | None = None
-) -> "Program":
-    """The video program. Only here are decoding and drawing imported. tls, audit: of the control API."""
+def program_of(settings: VideoSettings, place: EngineAddress, security: ApiSecurity = NO_SECURITY) -> "Program":
+    """The video program. Only here are decoding and drawing imported. security: of the control API."""
     from penstock_video.main import Program
 
     remove_working_directory()
-    return Program(settings, place, tls=tls, audit=audit)
-
-
-def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> CurrentTls | None:
-    """TLS of the control API; None without TLS. Exit code 2 for files that cannot be used."""
-    try:
-        require_tls_pair(certificate, key, client_ca)
-        certificates = Certificates.of(certificate, key, client_ca)
-    except (ValueError, TlsFileError) as error:
-        fail(str(error), code=2)
-    return certificates.context if certificates is not None else None
-
-
-def control_api_audit(file: Path | None) -> Audit | None:
-    """Audit log of the control API; None without one. Exit code 2 for a file that cannot be opened."""
-    if file is None:
-        return None
-    try:
-        return Audit(AuditLog(file).record, lambda certificate: CERTIFICATE_PREFIX + subject_of(certificate))
-    except AuditLogError as error:
-        fail(str(error), code=2)
+    return Program(settings, place, security)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +224,7 @@ class Manner:
     duration_s: float | None = None
 
 
-def _run(config: Path | None, flags: Flags, how: Manner, tls: CurrentTls | None, audit: Audit | None) -> int:
+def _run(config: Path | None, flags: Flags, how: Manner, security: ApiSecurity) -> int:
     """The exit code."""
     try:
         settings = read_settings(config, flags)
@@ -248,8 +239,9 @@ def _run(config: Path | None, flags: Flags, how: Manner, tls: CurrentTls | None,
     configure_logs(how.log_format, level, stream=watch.log_stream)
     models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
     shares = may_share_card(settings)
-    engine = partial(engine_for, settings.engine, models, os.environ, watch.note, shares_memory=shares)
-    program = program_of if tls is None and audit is None else partial(program_of, tls=tls, audit=audit)
-    return run_to_its_end(
-        settings, watch, engine=engine, program_of=program, is_json=how.is_json, duration_s=how.duration_s
-    )
+    warn_of_short_key(settings.api, os.environ)
+    engine = partial(engine_for, settings.engine, models, dict(os.environ), watch.note, shares_memory=shares)
+    for secret in (KEYS_VARIABLE, KEY_VARIABLE):
+        os.environ.pop(secret, None)  # no decode process needs it
+    parts = RunParts(engine, partial(program_of, security=security), security)
+    return run_to_its_end(settings, watch, parts, is_json=how.is_json, duration_s=how.duration_s)

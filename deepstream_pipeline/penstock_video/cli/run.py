@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from penstock.cli.terminal import fail, print_failure, table_console
-from penstock.gateway.auth.api_keys import MIN_SECRET
 from penstock.gateway.workers.interrupt_affinity import avoid_interrupted_cores
 from penstock.logs import get_logger
-from penstock_video.api.options import KEY_VARIABLE, ApiOptions, ApiRefused, check_address
+from penstock_video.api.options import ApiOptions, ApiRefused, ApiSecurity, check_address
 from penstock_video.cli.engine import EngineUnavailable, share_card
 from penstock_video.cli.progress import QuietWatch, refuse_settings, write_json
 from penstock_video.cli.summary import (
@@ -45,6 +44,15 @@ _WRONG_SETTINGS = (ModelUnusable, RuleRefused, TooManySources)
 
 ProgramOf = Callable[[VideoSettings, EngineAddress], "Program"]
 EngineOf = Callable[[], AbstractContextManager[EngineAddress]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """engine: runs the engine. program_of: creates the program. security: of the control API."""
+
+    engine: EngineOf
+    program_of: ProgramOf
+    security: ApiSecurity
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +92,7 @@ class Stopping:
 
 
 def run_to_its_end(
-    settings: VideoSettings,
-    watch: QuietWatch,
-    *,
-    engine: EngineOf,
-    program_of: ProgramOf,
-    is_json: bool,
-    duration_s: float | None = None,
+    settings: VideoSettings, watch: QuietWatch, parts: RunParts, *, is_json: bool, duration_s: float | None = None
 ) -> int:
     """The exit code: 0 success, 1 a source, a sink or the engine failed, 2 wrong settings, 130 after Ctrl-C, 143 after
     SIGTERM. duration_s: after this time the run ends as if its sources had ended."""
@@ -99,7 +101,7 @@ def run_to_its_end(
     stopping = Stopping(duration_s)
     try:
         with stopping, avoid_interrupted_cores():
-            ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
+            ended = _run(settings, watch, stopping, parts)
     except EngineUnavailable as error:
         for line in error.lines:
             sys.stderr.write(f"    {line}\n")
@@ -140,27 +142,22 @@ def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost:
     return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
 
 
-def require_api_address(settings: ApiSettings, environ: Mapping[str, str]) -> None:
+def require_api_address(settings: ApiSettings, security: ApiSecurity) -> None:
     """Raises PipelineError if the API's address cannot be bound, before the engine starts."""
     if not settings.is_enabled:
         return
     try:
-        options = ApiOptions.of(settings, environ)
+        options = ApiOptions.of(settings, security)
     except ApiRefused as error:
         raise InvalidSettings([SettingsFault("api", error.message)]) from error
     check_address(options)
-    if 0 < len(options.api_key) < MIN_SECRET and not options.is_local:
-        warning = "the control API's key is short, and others can reach it: it can be guessed"
-        log.warning(warning, variable=KEY_VARIABLE, characters=len(options.api_key), needed=MIN_SECRET)
 
 
-def _run(
-    settings: VideoSettings, watch: QuietWatch, stopping: Stopping, *, engine: EngineOf, program_of: ProgramOf
-) -> RunEnd:
-    require_api_address(settings.api, os.environ)
-    with engine() as place:
+def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: RunParts) -> RunEnd:
+    require_api_address(settings.api, parts.security)
+    with parts.engine() as place:
         share_card(place, os.environ)
-        program = program_of(settings, place)
+        program = parts.program_of(settings, place)
         with watch:
             try:
                 program.prepare()

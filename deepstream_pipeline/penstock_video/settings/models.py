@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from penstock.network import is_loopback
 from penstock.outbound import OutboundPolicy
 from penstock_video.infer.options import RowMemory
 from penstock_video.interfaces import INTERNAL, SECRET, Extension
@@ -156,6 +157,11 @@ class ApiSettings:
     allowed_hosts: Annotated[tuple[str, ...], Field(alias="allowed-host")] = ()
     cors_origins: Annotated[tuple[str, ...], Field(alias="cors-origin")] = ()
     allowed_outbound: Annotated[tuple[str, ...], AfterValidator(_checked_outbound), Field(alias="allow-outbound")] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from penstock.gateway.auth.api_keys import ApiKey, digest_of
+from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
+from penstock.gateway.auth.rate_limiter import RateLimiter
+from penstock.protocol.identity import ALL_ROLES, Role
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
@@ -110,6 +114,12 @@ class FakePipeline:
         if source_id not in self.sources:
             raise UnknownSource(f"no source {source_id!r}")
         return self.sources[source_id]
+
+
+def one_key(secret: str, *roles: Role, name: str = "api-key") -> Authenticator:
+    """An access that knows this key. roles: all of them, unless given."""
+    key = ApiKey(name, digest_of(secret), frozenset(roles) or ALL_ROLES)
+    return Authenticator(AuthOptions(keys=(key,)), RateLimiter(max_requests=8, max_bytes=1 << 20))
 
 
 @contextmanager

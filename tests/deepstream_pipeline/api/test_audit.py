@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.audit import AuditLog
+from penstock.protocol.identity import Role
 from penstock.tls import Certificates, TlsFiles, subject_of
 from penstock_video.api.options import ApiOptions, Audit
 from tests.auth.authorities import Authority
-from tests.deepstream_pipeline.api.asking import ask
-from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
+from tests.deepstream_pipeline.api.asking import JSON, ask
+from tests.deepstream_pipeline.api.pipeline import FakePipeline, one_key, serving
 
 KEY = "a-key-that-is-long"
 STREAM = {"uri": "rtsp://user:pk-secret@camera.example/1?token=pk-secret", "source_id": "cam"}
@@ -45,16 +46,23 @@ def test_change_and_refused_key_give_one_line_each(
     lines: Lines, audit: Audit, method: str, path: str, body: object, headers: Mapping[str, str], line: tuple[str, ...]
 ) -> None:
     """The line has client, address, action and outcome, but no key and no camera URL."""
-    with serving(FakePipeline(), ApiOptions(port=0, api_key=KEY, audit=audit)) as api:
+    with serving(FakePipeline(), ApiOptions(port=0, access=one_key(KEY), audit=audit)) as api:
         ask(api.url, method, path, body, {"content-type": "application/json", **headers})
     client, *rest = line
     assert lines == [(client, "127.0.0.1", *rest)]
     assert "pk-secret" not in str(lines)
 
 
+def test_key_without_the_role_is_named_in_the_line(lines: Lines, audit: Audit) -> None:
+    """A key that may only read and tries to change gives one line with its name."""
+    with serving(FakePipeline(), ApiOptions(port=0, access=one_key(KEY, Role.READ, name="wall"), audit=audit)) as api:
+        assert ask(api.url, "POST", "/v1/streams", STREAM, {**JSON, "x-api-key": KEY}).status == 403
+    assert lines == [("wall", "127.0.0.1", "access", "POST /v1/streams", "permission_denied")]
+
+
 def test_request_that_changes_nothing_gives_no_line(lines: Lines, audit: Audit) -> None:
     """Reads with the key and health checks without one write no line."""
-    with serving(FakePipeline(), ApiOptions(port=0, api_key=KEY, audit=audit)) as api:
+    with serving(FakePipeline(), ApiOptions(port=0, access=one_key(KEY), audit=audit)) as api:
         assert ask(api.url, "GET", "/v1/streams", headers={"x-api-key": KEY}).status == 200
         assert ask(api.url, "GET", "/health/live").status == 200
     assert lines == []

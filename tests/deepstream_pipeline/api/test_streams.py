@@ -12,7 +12,7 @@ from penstock_video.errors import PipelineError, SourceNotOpen, SourceNotRecorda
 from penstock_video.source_ids import ID_FORM
 from penstock_video.types import DecoderKind, DropPolicy, SourceConfig, SourceState
 from tests.deepstream_pipeline.api.asking import Client, ask
-from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
+from tests.deepstream_pipeline.api.pipeline import FakePipeline, one_key, serving
 
 DOOR = {"uri": "rtsp://camera/1", "source_id": "door"}
 
@@ -262,7 +262,7 @@ def test_file_of_this_machine_is_added_only_where_that_is_allowed(uri: str) -> N
     """A remote client cannot make the API read files."""
     pipeline = FakePipeline()
     headers = {"x-api-key": "a-key-that-is-long", "content-type": "application/json"}
-    with serving(pipeline, ApiOptions("0.0.0.0", 0, headers["x-api-key"])) as api:
+    with serving(pipeline, ApiOptions("0.0.0.0", 0, one_key(headers["x-api-key"]))) as api:
         for path, body in (
             ("/v1/streams", {"uri": uri, "source_id": "a"}),
             ("/api/v1/stream/add", {"value": {"camera_id": "a", "camera_url": uri, "change": "camera_add"}}),
