@@ -23,6 +23,7 @@ import psutil
 from penstock_load.results import Machine
 
 NVML_TIMEOUT_S = 10.0  # the first call after boot initialises every card; seconds without the persistence daemon
+GIT_TIMEOUT_S = 5.0
 MEASURED_WITH = ("aiohttp", "grpcio", "locust", "numpy", "uvloop")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 GIB = float(1 << 30)
@@ -103,6 +104,23 @@ def read_machine() -> Machine:
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         versions=(("Python", platform.python_version()), *_versions(("penstock", *MEASURED_WITH))),
     )
+
+
+def checkout_commit(folder: Path) -> str:
+    """The commit of the git checkout that the folder is in, with "+" after it if files differ; "" if unknown.
+
+    Blocks for GIT_TIMEOUT_S at most.
+    """
+    git = ("git", "-C", str(folder), "--no-optional-locks", "-c", "core.fsmonitor=false")
+    try:
+        read, state = (
+            subprocess.run([*git, *words], capture_output=True, timeout=GIT_TIMEOUT_S, stdin=subprocess.DEVNULL)
+            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return ""
+    commit = read.stdout.decode("ascii", "replace").strip()
+    return f"{commit}{'+' if state.stdout.strip() else ''}" if read.returncode == 0 else ""
 
 
 def _cpu_name() -> str:

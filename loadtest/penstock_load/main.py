@@ -147,6 +147,7 @@ def head_of(order: RunOptions, began_at: str, server: str) -> Run:
         rounds=order.rounds,
         seed=order.seed,
         phases=(),
+        commit=order.commit,
     )
 
 

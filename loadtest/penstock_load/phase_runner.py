@@ -31,7 +31,7 @@ class RunOptions:
     """A run as it was asked for. folder: where records.jsonl and run.json go; it is there.
 
     beside: the server to compare with, phase by phase. metrics_url, prometheus_url: empty where none was named.
-    server_hardware: what the user says the target runs on. command: as it was typed.
+    server_hardware: what the user says the target runs on. command: as it was typed. commit: "" if unknown.
     """
 
     scenario: Scenario
@@ -47,6 +47,7 @@ class RunOptions:
     prometheus_url: str = ""
     server_hardware: str = ""
     command: str = ""
+    commit: str = ""
 
     @property
     def endpoints(self) -> dict[Side, Endpoint]:

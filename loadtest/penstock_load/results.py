@@ -275,6 +275,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run: run.json. began_at: UTC, ISO 8601. server: name and version by its own word.
 
     machine: the generator's; is_local: the target ran there, too. complaints: why the run cannot pass, if so.
+    commit: of the checkout that the command was called in, "" if unknown.
     """
 
     scenario: str
@@ -296,6 +297,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     complaints: tuple[str, ...] = ()
+    commit: str = ""
 
 
 class LiveView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,12 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_load.measure.measures import knee_measurement, measure
+from penstock_load.measure.compare import compare
+from penstock_load.measure.run_folder import RunFolder
+from penstock_load.report.comparison import LastRun
 from penstock_load.report.document import PlotName
 from penstock_load.report.figures import ordered_verdicts
-from penstock_load.report.pages import compose, headline, render_html, render_markdown, write_html, write_markdown
+from penstock_load.report.pages import compose, render_html, render_markdown, write_html, write_markdown
 from penstock_load.report.plots import draw
-from penstock_load.results import PhaseResult, Run, State, Verdict
+from penstock_load.results import PhaseResult, Run, State
+from tests.loadtest.report_runs import changed, knee_run, ladder, one_phase, verdict
 from tests.loadtest.runs import make_phase, make_records, make_run, make_run_records
 
 HOSTILE = '<script>alert("x")</script> $x^2$ | `b` [a](http://evil.example) \x1b[31m\x00 漢'
@@ -40,58 +43,6 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if data.strip() and self.tags and self.tags[-1][0] != "style":
             self.words.append(data.strip())
-
-
-def changed(run: Run, **fields: object) -> Run:
-    """The run with other fields, and the measurements of its phases."""
-    run = msgspec.structs.replace(run, **fields)
-    return msgspec.structs.replace(run, measurements=(*run.measurements, *measure(run.phases, run.reloads)))
-
-
-def verdict(state: State, **fields: object) -> Verdict:
-    """A row for p99 at most 250 ms."""
-    row = Verdict(
-        target_id="slo",
-        title="latency that 99 % kept",
-        state=state,
-        measure="p99_ms",
-        comparison="at_most",
-        figure=250.0,
-        unit="ms",
-        why="20.1 ms, at most 250 ms",
-        value=20.1,
-    )
-    return msgspec.structs.replace(row, **fields)
-
-
-def ladder() -> PhaseResult:
-    """A phase whose rate doubles every four seconds, and whose last step breaks the SLO of 100 ms."""
-    steps = ((20, 10.0), (40, 12.0), (80, 15.0), (160, 300.0))
-    records = [
-        record
-        for place, (per_s, median_ms) in enumerate(steps)
-        for record in make_records(
-            phase="ladder", began_s=place * 4.0, seconds=4.0, per_s=per_s, median_ms=median_ms, seed=place
-        )
-    ]
-    return make_phase(records, seconds=16.0, is_judged=False)
-
-
-def knee_run(trials: int) -> Run:
-    """Trials from 20/s upwards; what is above 100/s breaks the SLO."""
-    phases = []
-    for place in range(trials):
-        rate = 20 + 180 * place / max(trials - 1, 1)
-        records = make_records(
-            phase=f"trial {place + 1}: {rate:.4g}/s",
-            began_s=place * 3.0,
-            seconds=2.0,
-            per_s=rate,
-            median_ms=10.0 if rate < 100 else 400.0,
-            seed=place,
-        )
-        phases.append(make_phase(records, seconds=2.0, is_judged=False))
-    return msgspec.structs.replace(make_run(), phases=tuple(phases), rounds=1, measurements=(knee_measurement([90.0]),))
 
 
 @functools.cache
@@ -132,22 +83,19 @@ def hostile_run() -> Run:
     texts = dict.fromkeys(("scenario", "about", "command", "began_at", "server", "server_hardware"), long)
     rows = (verdict(State.FAIL, title=long, why=long, unit=long, source=long, hardware=long, target_id=long),)
     return msgspec.structs.replace(
-        run, phases=phases, verdicts=rows, complaints=(long,), target_url=long, models=(long,), **texts
+        run, phases=phases, verdicts=rows, complaints=(long,), target_url=long, models=(long,), commit=long, **texts
     )
+
+
+def hostile_last_run() -> LastRun:
+    """An earlier run whose name, versions and warnings are attacks."""
+    changed_run = msgspec.structs.replace(make_run(), commit=HOSTILE, server=HOSTILE)
+    comparison = compare(RunFolder(HOSTILE, changed_run, None), RunFolder("b", make_run(), None))
+    return LastRun(HOSTILE, msgspec.structs.replace(comparison, warnings=(HOSTILE,)))
 
 
 def _with_error(phase: PhaseResult, text: str) -> object:
     return msgspec.structs.replace(phase.all, errors=((text, 7),))
-
-
-def one_phase(**bad: float) -> Callable[[], Run]:
-    """A run of one phase in which all requests ended in one way."""
-
-    def run() -> Run:
-        phase = make_phase(make_records(per_s=20.0, **bad))
-        return changed(make_run(), phases=(phase,), rounds=1)
-
-    return run
 
 
 def one_request() -> Run:
@@ -171,41 +119,13 @@ def test_rows_that_concern_this_run_come_first() -> None:
     assert ordered_verdicts(rows)[2:] == [untrusted, rows[1], unmeasured]
 
 
-def test_headline_says_verdict_server_rate_and_p99() -> None:
-    """The first sentence is the answer: what passed, what was asked, how fast it was."""
-    run = changed(make_run(), verdicts=(verdict(State.PASS), verdict(State.NOT_MEASURED)))
-    rate = next(it.spread.median for it in run.measurements if it.measure == "offered_per_s")
-    p99 = next(it.spread.median for it in run.measurements if it.measure == "p99_ms")
-    assert headline(run) == (
-        "PASS: 1 of 1 row (1 not measured); image-steady against http://127.0.0.1:8000 (penstock 0.1.0), "
-        f"{rate:.3g} requests/s, p99 {p99:.3g} ms"
-    )
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "complaints", "begins"),
-    [
-        ((State.PASS, State.FAIL), (), "FAIL: 1 of 2 rows not met; "),
-        ((State.NOT_COMPARABLE,), (), "NO VERDICT: no target could be judged (1 not comparable); "),
-        ((State.PASS,), ("its core was full",), "FAIL: nothing passes (1 complaint); "),
-        ((), (), "NO VERDICT: no target speaks of this scenario; "),
-    ],
-)
-def test_headline_never_passes_what_did_not(
-    verdicts: tuple[State, ...], complaints: tuple[str, ...], begins: str
-) -> None:
-    """A failed row, a complaint, or nothing to judge: none of them reads as a pass."""
-    run = msgspec.structs.replace(make_run(), verdicts=tuple(map(verdict, verdicts)), complaints=complaints)
-    assert headline(run).startswith(begins)
-
-
 def test_html_fetches_nothing() -> None:
     """The file is whole: no address that a browser would fetch, and small enough to send around."""
     text = whole_page()
     page = Page(text)
     sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert sources
-    assert all(value and value.startswith(("data:", "#")) for value in sources)
+    assert all(value and value.startswith("data:") for value in sources)
     assert not re.search(r"url\(|@import|<(script|iframe|link rel=.stylesheet)", text)
     assert len(text) < 2_000_000
 
@@ -219,9 +139,10 @@ def test_html_has_every_section_and_its_plot_or_says_why_not() -> None:
         assert {section.plot for section in document.sections if section.plot} == shown & PLOTS
         assert len(shown & subjects) + len(document.absences) == len(subjects)
         page = Page(whole_page() if run is whole_run() else render_html(run))
-        assert {f"#{section.id}" for section in document.sections} <= {
-            attributes.get("href") for _, attributes in page.tags
+        folded = {
+            attributes.get("id") for tag, attributes in page.tags if tag == "details" and "open" not in attributes
         }
+        assert {section.id for section in document.sections} <= folded
         assert all(absence.why in " ".join(page.words) for absence in document.absences)
 
 
@@ -230,23 +151,24 @@ def test_complaints_stand_before_everything_else() -> None:
     complaints = ("the load generator was the bottleneck",)
     run = changed(make_run(), phases=(), verdicts=(verdict(State.PASS),), complaints=complaints)
     for text in (render_html(run), render_markdown(run)):
-        assert text.index("the load generator was the bottleneck.") < text.index("FAIL: nothing passes")
-        assert text.index("FAIL: nothing passes") < text.index("20.1 ms")
+        assert text.index("the load generator was the bottleneck.") < text.index("FAIL: nothing in this run counts")
+        assert text.index("FAIL: nothing in this run counts") < text.index("20.1 ms")
 
 
 def test_html_and_markdown_say_the_same() -> None:
     """Every word and figure of the page, the plots and how to read them aside, is in the Markdown."""
     run = whole_run()
     plain = html.unescape(MARKDOWN_ESCAPE.sub(r"\1", render_markdown(run)))
-    words = [words for words in Page(whole_page()).words if not words.startswith("How to read it")]
+    headings = ("How to read it", "Details")
+    words = [words for words in Page(whole_page()).words if not words.startswith(headings)]
     assert len(words) > 500
     assert [missing for missing in words if missing not in plain] == []
 
 
 @pytest.mark.parametrize("render", [render_html, render_markdown])
-def test_hostile_text_stays_text(render: Callable[[Run], str]) -> None:
-    """A server's error cannot add a tag, a link or a control character to the report."""
-    text = render(hostile_run())
+def test_hostile_text_stays_text(render: Callable[[Run, LastRun], str]) -> None:
+    """A server's error, or the name of an earlier run, cannot add a tag, a link or a control character."""
+    text = render(hostile_run(), hostile_last_run())
     page = Page(text)
     assert "script" not in {tag for tag, _ in page.tags}
     assert "\x1b" not in text
@@ -289,7 +211,7 @@ def test_the_same_run_is_the_same_report() -> None:
 def test_knee_search_leads_with_the_curve() -> None:
     """A search for the knee is about its curve: it comes first, the best trial and the first broken one are shown."""
     document = compose(changed(knee_run(9), verdicts=(verdict(State.NOT_COMPARABLE),)))
-    assert document.headline.startswith("KNEE: 90 requests/s keep p99 within 100 ms; ")
+    assert document.headline.startswith("KNEE: 90 requests/s keep p99 within 100 ms")
     ids = [section.id for section in document.sections]
     assert ids.index("throughput") < ids.index("figures")
     latency = next(section for section in document.sections if section.id == "latency")

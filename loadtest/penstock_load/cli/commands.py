@@ -1,4 +1,4 @@
-"""`penstock load`: run, knee, compare, report, scenarios, targets, locust."""
+"""`penstock load`: run, knee, compare, history, report, scenarios, targets, locust."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ from rich.table import Table
 from penstock.cli.gateway_client import ApiKey, gateway_url
 from penstock.cli.terminal import fail, table_console
 from penstock_load.cli import options as flags
+from penstock_load.cli.history import history
 from penstock_load.cli.options import scenario_or_fail
 from penstock_load.cli.output import (
     composed,
@@ -57,6 +58,7 @@ def knee(
     hardware: flags.Hardware = "",
     processes: flags.Processes = 1,
     seed: flags.Seed = 1,
+    commit: flags.Commit = None,
     out: flags.Out = None,
     as_json: flags.AsJson = False,
     quiet: flags.Quiet = False,
@@ -83,6 +85,7 @@ def knee(
         images=str(images or ""),
         server_hardware=hardware,
         command=flags.command_line(),
+        commit=flags.commit_or_fail(commit),
         folder=flags.folder_or_fail(out, f"knee-{chosen.name}"),
     )
     options = KneeOptions(
@@ -180,6 +183,7 @@ def run(
     processes: flags.Processes = 1,
     max_in_flight: Annotated[int, typer.Option(min=1, help="requests under way at once")] = MAX_IN_FLIGHT,
     seed: flags.Seed = 1,
+    commit: flags.Commit = None,
     out: flags.Out = None,
     as_json: flags.AsJson = False,
     quiet: flags.Quiet = False,
@@ -209,6 +213,7 @@ def run(
         prometheus_url=prometheus,
         server_hardware=hardware,
         command=flags.command_line(),
+        commit=flags.commit_or_fail(commit),
         folder=flags.folder_or_fail(out, chosen.name),
     )
     run_to_its_end(order, rows, as_json=as_json, is_quiet=quiet)
@@ -229,6 +234,9 @@ def compare(
     except RunFolderError as error:
         fail(str(error), code=1)
     say_comparison(comparison, as_json=as_json)
+
+
+app.command("history", short_help="List earlier runs, with their commits.")(history)
 
 
 @app.command(short_help="Write report.html and report.md of a run again.")

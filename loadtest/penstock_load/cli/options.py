@@ -18,6 +18,7 @@ from penstock.engines.call_options import EngineHeaders, HeaderFileError, read_h
 from penstock_load import scenario as overrides
 from penstock_load.clients.client import Endpoint, without_user
 from penstock_load.driver.protocol import read_recording
+from penstock_load.hardware import checkout_commit
 from penstock_load.measure.run_folder import RECORDS_FILE, RUN_FILE
 from penstock_load.scenario import Scenario, ScenarioError, read_scenario
 from penstock_load.targets import Target, TargetsError, read_targets, scenario_targets, slo_targets
@@ -56,8 +57,13 @@ Out = Annotated[
     Path | None, typer.Option(help="folder of report and records [load-results/SCENARIO-TIME]", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="verdicts and figures as one JSON object, and nothing else")]
+Commit = Annotated[
+    str | None,
+    typer.Option(help="commit of what is tested, for the history [that of the current folder]", show_default=False),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="say nothing while it runs")]
 
+RESULTS = Path("load-results")
 VIDEO_URL = "http://127.0.0.1:8010"  # the video program's control API
 
 
@@ -175,7 +181,7 @@ def above_zero_or_fail(value: float | None, flag: str) -> None:
 def folder_or_fail(out: Path | None, name: str) -> Path:
     """The run's folder, made; exit code 2 where it cannot be, or holds another run."""
     plain_name = re.sub(r"[^\w.-]+", "-", name)  # a scenario's own name may be any text
-    folder = out or Path("load-results") / f"{plain_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or RESULTS / f"{plain_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = any((folder / name).exists() for name in (RUN_FILE, RECORDS_FILE))
@@ -195,6 +201,15 @@ def command_line() -> str:
         if words[place - 1] == "--header" or word.startswith("--header="):
             words[place] = re.sub(r"(:\s*).*", r"\1…", word)
     return shlex.join(words)
+
+
+def commit_or_fail(given: str | None) -> str:
+    """The commit that was given, else that of the current folder's checkout; exit code 2 for one that is not a word."""
+    if given is None:
+        return checkout_commit(Path.cwd())
+    if not re.fullmatch(r"[\w.+/-]{1,80}", given):
+        fail(f"--commit {given!r}: up to 80 letters, digits and . + / - are needed")
+    return given
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
@@ -17,12 +18,15 @@ from rich.table import Table
 
 from penstock.cli.terminal import fail, table_console
 from penstock_load.main import SessionError, judged, run_session, run_streams
-from penstock_load.measure.compare import RunComparison
-from penstock_load.measure.run_folder import write_run
+from penstock_load.measure.compare import RunComparison, compare
+from penstock_load.measure.history import last_run, summary_of, write_summary
+from penstock_load.measure.run_folder import RunFolderError, read_run_folder, write_run
 from penstock_load.phase_runner import RunOptions
+from penstock_load.report.comparison import LastRun
 from penstock_load.report.document import number
 from penstock_load.report.figures import neighbours
-from penstock_load.report.pages import headline, write_html, write_markdown
+from penstock_load.report.opening import headline
+from penstock_load.report.pages import write_html, write_markdown
 from penstock_load.report.terminal import figures_table, live_table, verdict_table
 from penstock_load.results import LiveView, PhaseResult, Run, Side
 from penstock_load.targets import Target
@@ -129,6 +133,7 @@ def end_run(run: Run, folder: Path, *, as_json: bool, code: int) -> None:
     """
     try:
         write_run(folder, run)
+        write_summary(folder, summary_of(run, folder.name, headline(run)))
         path = write_reports(run, folder)
     except OSError as error:
         give_up(f"{folder}: the report could not be written: {error.strerror or error}", code=1, as_json=as_json)
@@ -158,10 +163,24 @@ def give_up(sentence: str, *, code: int, as_json: bool) -> NoReturn:
 
 
 def write_reports(run: Run, folder: Path) -> Path:
-    """report.html and report.md in the folder; the path of the former."""
-    write_html(run, folder / HTML)
-    write_markdown(run, folder / MARKDOWN)
+    """report.html and report.md in the folder, compared with the last run beside it; the path of the former."""
+    last = compared_with_last(run, folder)
+    write_html(run, folder / HTML, last)
+    write_markdown(run, folder / MARKDOWN, last)
     return folder / HTML
+
+
+def compared_with_last(run: Run, folder: Path) -> LastRun | None:
+    """The last run of its kind beside the folder, compared; None without one. Unreadable records are passed over."""
+    last = last_run(folder.resolve(), run)
+    if last is None:
+        return None
+    this = read_run_folder(folder)
+    try:
+        return LastRun(last.run.began_at, compare(last, this))
+    except RunFolderError:
+        without = (replace(one, records_path=None) for one in (last, this))
+        return LastRun(last.run.began_at, compare(*without))
 
 
 def say_comparison(comparison: RunComparison, *, as_json: bool) -> None:
@@ -178,6 +197,8 @@ def say_comparison(comparison: RunComparison, *, as_json: bool) -> None:
     console.print(table)
     if any(row.low is not None for row in comparison.rows):
         console.print("[dim]figures are of all rounds together, not the medians that a verdict judges[/dim]")
+    for change in comparison.changes:
+        console.print(escape(change), soft_wrap=True)
     for warning in comparison.warnings:
         console.print(f"[yellow]{escape(warning)}[/yellow]", soft_wrap=True)
 

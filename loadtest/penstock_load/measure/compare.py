@@ -28,6 +28,22 @@ TERMS: tuple[tuple[str, Callable[[Run], object]], ...] = (
 )
 
 
+_FACTS: tuple[tuple[str, Callable[[Run], str]], ...] = (
+    ("commit", lambda run: run.commit),
+    ("server", lambda run: run.server),
+    ("target", lambda run: run.target_url),
+    ("system", lambda run: run.machine.system),
+)
+
+
+def changes(a: Run, b: Run) -> tuple[str, ...]:
+    """A sentence for each version, commit or address that differs; such a difference may be what is compared."""
+    facts = [(name, of(a), of(b)) for name, of in _FACTS]
+    versions_a, versions_b = dict(a.machine.versions), dict(b.machine.versions)
+    facts += [(name, versions_a.get(name, ""), versions_b.get(name, "")) for name in {**versions_a, **versions_b}]
+    return tuple(f"{name}: {old or 'unknown'} in A, {new or 'unknown'} in B" for name, old, new in facts if old != new)
+
+
 def differences(a: Run, b: Run) -> tuple[str, ...]:
     """A sentence for each thing that makes the comparison unfair."""
     terms = [
@@ -93,6 +109,7 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
     low, high: the 95 % confidence interval of the ratio; None if there are no records to draw it from.
     is_trusted: False where fewer than 10 seconds are behind it. sentence: all of it for a person.
+    is_larger_than_spread: None if unknown: one round without records, or too few seconds.
     """
 
     measure: str
@@ -104,15 +121,20 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     is_trusted: bool
     sentence: str
+    is_larger_than_spread: bool | None = None
 
 
 class RunComparison(msgspec.Struct, frozen=True):
-    """Run A, run B, a row a measure that both have, and sentences on what makes the comparison unfair."""
+    """Run A, run B, a row a measure that both have.
+
+    warnings: what makes the comparison unfair. changes: versions, commit and addresses that differ.
+    """
 
     a: str
     b: str
     rows: tuple[ComparedFigure, ...]
     warnings: tuple[str, ...]
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +153,14 @@ def compare(a: RunFolder, b: RunFolder) -> RunComparison:
     if a.records_path is None or b.records_path is None:
         without = " and ".join(run.name for run in (a, b) if run.records_path is None)
         note = f"no confidence intervals: {without} has no records.jsonl, so medians of the rounds are compared"
-        return RunComparison(a.name, b.name, _rows_of_rounds(a, b), (*warnings, note))
+        return RunComparison(a.name, b.name, _rows_of_rounds(a, b), (*warnings, note), changes(a.run, b.run))
     of_a, of_b = _figures(a, seed=SEEDS[0]), _figures(b, seed=SEEDS[1])
     rows = tuple(_row(name, of_a[name], of_b[name]) for name in TITLES if name in of_a and name in of_b)
     fewest = min((min(of_a[row.measure].blocks, of_b[row.measure].blocks) for row in rows), default=0)
     if fewest < FEWEST_BLOCKS:
         note = f"intervals come from as few as {fewest} seconds and are not to be trusted; run for longer"
         warnings = (*warnings, note)
-    return RunComparison(a.name, b.name, rows, warnings)
+    return RunComparison(a.name, b.name, rows, warnings, changes(a.run, b.run))
 
 
 def _figures(folder: RunFolder, *, seed: int) -> dict[str, _Figure]:
@@ -200,6 +222,7 @@ def _row(name: str, a: _Figure, b: _Figure) -> ComparedFigure:
         is_trusted=is_trusted,
         sentence=_sentence(TITLES[name], (a.value, b.value), ratio, low=low, high=high)
         + ("" if is_trusted else f" (of {min(a.blocks, b.blocks)} seconds only: not to be trusted)"),
+        is_larger_than_spread=None if low is None or high is None or not is_trusted else not low <= 1 <= high,
     )
 
 
@@ -259,7 +282,12 @@ def _row_of_rounds(a: Measurement, b: Measurement) -> ComparedFigure:
         high=None,
         is_trusted=False,
         sentence=_sentence_of_rounds(title, a, b, ratio),
+        is_larger_than_spread=None if min(a.rounds, b.rounds) < 2 else not _overlap(a, b),
     )
+
+
+def _overlap(a: Measurement, b: Measurement) -> bool:
+    return a.spread.low <= b.spread.high and b.spread.low <= a.spread.high
 
 
 def _sentence_of_rounds(title: str, a: Measurement, b: Measurement, ratio: float | None) -> str:
@@ -269,8 +297,7 @@ def _sentence_of_rounds(title: str, a: Measurement, b: Measurement, ratio: float
     )
     if ratio is None or ratio == 1:
         return f"{title}: {spreads}"
-    overlap = a.spread.low <= b.spread.high and b.spread.low <= a.spread.high
-    fate = "the rounds overlap" if overlap else "the rounds do not overlap"
+    fate = "the rounds overlap" if _overlap(a, b) else "the rounds do not overlap"
     return f"B's median {title} is {_size(ratio)} {_direction(ratio)}; {fate}: {spreads}"
 
 

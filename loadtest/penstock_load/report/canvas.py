@@ -52,12 +52,16 @@ _STYLE: dict[Any, Any] = {  # matplotlib types its keys as one long Literal
 }
 
 
+_SMALL: dict[Any, Any] = {"font.size": 8.5, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8}
+SMALL_IN = (3.7, 2.5)  # width, height: three beside each other, or one on a phone
+
+
 @contextmanager
-def canvas() -> Iterator[None]:
+def canvas(*, is_small: bool = False) -> Iterator[None]:
     """matplotlib with our style alone, as long as the block lasts."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update(_STYLE | (_SMALL if is_small else {}))
         yield
 
 
@@ -66,7 +70,8 @@ def as_svg(figure: Figure, *, salt: str) -> str:
     matplotlib.rcParams["svg.hashsalt"] = salt
     out = io.StringIO()
     FigureCanvasSVG(figure)
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
+    figure.savefig(out, format="svg", transparent=True, metadata=metadata)  # the page's background shows
     text = out.getvalue()
     return text[text.index("<svg") :]
 
@@ -76,6 +81,12 @@ def new_figure(rows: int, height_in: float, *, columns: int = 1, is_shared: bool
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=is_shared)
     return figure, [axes for row in grid for axes in row]
+
+
+def small_figure() -> tuple[Figure, Axes]:
+    """A figure of one small chart."""
+    figure = Figure(figsize=SMALL_IN, layout="constrained")
+    return figure, figure.subplots()
 
 
 def label(text: str, *, at_most: int = LABEL_CHARACTERS) -> str:

@@ -88,7 +88,7 @@ def _or_infinite(p99_ms: float | None) -> float:
 
 
 def _offered_points(phase: PhaseRounds) -> list[OfferedPoint]:
-    if any(_varies(result) for result in phase.rounds):
+    if any(rate_varies(result) for result in phase.rounds):
         return _points_of_seconds([second for result in phase.rounds for second in _whole_seconds(result)])
     return [_point_of_phase(result) for result in phase.rounds if result.seconds > 0 and result.all.intended]
 
@@ -98,7 +98,7 @@ def _point_of_phase(result: PhaseResult) -> OfferedPoint:
     return OfferedPoint(result.offered_per_s, result.ok_per_s, p99_ms, result.seconds, not result.health.complaint)
 
 
-def _varies(result: PhaseResult) -> bool:
+def rate_varies(result: PhaseResult) -> bool:
     """Whether the schedule itself changes its rate: chance (Poisson) evens out over a few seconds."""
     offered = [second.offered for second in _whole_seconds(result)]
     windows = [statistics.fmean(offered[at : at + WINDOW_S]) for at in range(0, len(offered), WINDOW_S)]
@@ -196,7 +196,7 @@ def throughput_section(run: Run) -> Section | Absence:
     return Section(
         "throughput",
         "Throughput against offered rate",
-        sentences=(_knee(run, points),),
+        sentences=(knee_sentence(run, points),),
         plot=PlotName.THROUGHPUT,
         how_to_read="Above: on the dashed line everything that was offered was answered, however late; below it"
         " requests were refused or failed. Below: the p99 that went with it; a server that falls behind shows here."
@@ -252,7 +252,8 @@ def _no_curve(points: tuple[OfferedPoint, ...]) -> str:
     )
 
 
-def _knee(run: Run, points: tuple[OfferedPoint, ...]) -> str:
+def knee_sentence(run: Run, points: tuple[OfferedPoint, ...]) -> str:
+    """Where the SLO breaks, in a sentence. points: at least one."""
     knee = knee_of(run)
     slo = f"p99 within {plain_number(run.slo_p99_ms)} ms"
     if knee is None:

@@ -1,6 +1,7 @@
 """A report as data (sections, tables, cells), and the formatting of numbers and foreign text."""
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,6 +58,12 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def moment(text: str) -> str:
+    """An ISO 8601 time in UTC as 2026-11-21 10:31 UTC; another text as it is."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?(\+00:00|Z)", text)
+    return f"{found[1]} {found[2]} UTC" if found else one_line(text, at_most=80)
+
+
 def times(amount: int, thing: str) -> str:
     """1 round, 3 rounds."""
     return f"{amount:,} {thing}" if amount == 1 else f"{amount:,} {thing}s"
@@ -89,7 +96,7 @@ class Tone(StrEnum):
 
 
 class PlotName(StrEnum):
-    """The plots; a name is also the anchor of its figure."""
+    """The plots. KEY_…: small ones beside the verdict."""
 
     LATENCY = "latency"
     TIME = "time"
@@ -97,6 +104,16 @@ class PlotName(StrEnum):
     BATCHES = "batches"
     STAGES = "stages"
     LOAD = "load"
+    KEY_LATENCY = "key-latency"
+    KEY_RATES = "key-rates"
+    KEY_QUEUE = "key-queue"
+    KEY_MEMORY = "key-memory"
+    KEY_CURVE = "key-curve"
+    KEY_ANSWERED = "key-answered"
+    KEY_PERCENTILES = "key-percentiles"
+    KEY_REFUSALS = "key-refusals"
+    KEY_LOADS = "key-loads"
+    KEY_FIRST_ANSWERS = "key-first-answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +149,23 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyFigure:
+    """A figure beside the verdict, such as "p99" and 60.4 ms with the SLO as the cell's detail."""
+
+    name: str
+    cell: Cell
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChart:
+    """A small chart that supports the verdict. finding: what it shows, in one sentence."""
+
+    plot: PlotName
+    title: str
+    finding: str
+
+
+@dataclass(frozen=True, slots=True)
 class Absence:
     """What this run cannot show, and why, in one sentence."""
 
@@ -141,13 +175,20 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A whole report. headline: one sentence; tone: whether it is good news."""
+    """A whole report. headline: one sentence; tone: whether it is good news. subject: scenario, target, server, time.
+
+    figures, charts, comparison: support the headline. sections, absences: the details.
+    """
 
     title: str
     headline: str
     tone: Tone
+    subject: str
     about: str
     complaints: tuple[str, ...]
+    figures: tuple[KeyFigure, ...]
+    charts: tuple[KeyChart, ...]
+    comparison: Section | Absence
     sections: tuple[Section, ...]
     absences: tuple[Absence, ...]
 

@@ -30,8 +30,10 @@ _MEANINGS = {measure.name: measure.meaning for measure in MEASURES}
 def verdict_section(run: Run) -> Section | Absence:
     """A row a target."""
     if not run.verdicts:
-        return Absence("Verdict", "No documented target speaks of this scenario, so there is nothing to pass or fail.")
-    return Section("verdict", "Verdict", sentences=(_rule(run),), tables=(verdict_rows(run),))
+        return Absence(
+            "Each target", "No documented target speaks of this scenario, so there is nothing to pass or fail."
+        )
+    return Section("verdict", "Each target", sentences=(_rule(run),), tables=(verdict_rows(run),))
 
 
 def verdict_rows(run: Run) -> Table:

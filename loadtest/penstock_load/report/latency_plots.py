@@ -53,7 +53,7 @@ def draw_latency(run: Run) -> Figure:
     for row, name in enumerate(names):
         sides = [phase for phase in phases if phase.phase == name]
         _histograms(axes[2 * row], sides, run.slo_p99_ms, limits)
-        _percentile_curves(axes[2 * row + 1], sides, run.slo_p99_ms, limits)
+        percentile_curves(axes[2 * row + 1], sides, run.slo_p99_ms, limits)
     return figure
 
 
@@ -81,8 +81,8 @@ def draw_throughput(run: Run) -> Figure:
     sides = [side for side in Side if offered_points(run, side)]
     points = {side: offered_points(run, side) for side in sides}
     for side in sides:
-        _answered(above, points[side], side, run.slo_p99_ms)
-        _slow(below, points[side], side, run.slo_p99_ms)
+        answered_points(above, points[side], side, run.slo_p99_ms)
+        p99_points(below, points[side], side, run.slo_p99_ms)
     _finish_throughput(above, below, points, run.slo_p99_ms)
     knee = knee_of(run)
     if knee is not None:
@@ -192,7 +192,7 @@ def _position(upper_ms: float) -> int:
     return round(math.log10(upper_ms) * BINS_A_DECADE)
 
 
-def _percentile_curves(axes: Axes, sides: Sequence[PhaseRounds], slo_ms: float, limits: tuple[float, float]) -> None:
+def percentile_curves(axes: Axes, sides: Sequence[PhaseRounds], slo_ms: float, limits: tuple[float, float]) -> None:
     """The share on an axis on which each further nine is as wide as the one before it."""
     deepest = 1.0
     for phase in sides:
@@ -260,12 +260,14 @@ def _rates(axes: Axes, series: dict[Side, Series]) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _answered(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
+def answered_points(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
+    """Answered rate against offered rate."""
     axes.plot([p.offered_per_s for p in points], [p.ok_per_s for p in points], color=PALE[side], linewidth=1)
     _scatter(axes, [(p.offered_per_s, p.ok_per_s, p.outcome(slo_ms)) for p in points], side)
 
 
-def _slow(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
+def p99_points(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
+    """p99 against offered rate."""
     known = [(p.offered_per_s, p.p99_ms, p.outcome(slo_ms)) for p in points if p.p99_ms is not None]
     axes.plot([x for x, _, _ in known], [y for _, y, _ in known], color=PALE[side], linewidth=1)
     _scatter(axes, known, side)

@@ -2,130 +2,34 @@
 
 import base64
 import re
-from collections import Counter
 from pathlib import Path
 
 import jinja2
 
-from penstock_load.report.curves import knee_of, latency_section, throughput_section, time_section
-from penstock_load.report.document import (
-    Absence,
-    Cell,
-    Document,
-    PlotName,
-    Section,
-    Table,
-    Tone,
-    count,
-    duration,
-    number,
-    one_line,
-    plain_number,
-    sentence,
-    times,
-)
+from penstock_load.report.comparison import LastRun, comparison_section
+from penstock_load.report.curves import latency_section, throughput_section, time_section
+from penstock_load.report.document import Absence, Cell, Document, PlotName, Section, Table, Tone, one_line, sentence
 from penstock_load.report.figures import figures_section, measurement_section, verdict_section
-from penstock_load.report.rounds import PhaseRounds, is_knee_search, key_phase, spread_of
+from penstock_load.report.opening import headline, key_charts, key_figures, outcome, subject
+from penstock_load.report.rounds import is_knee_search
 from penstock_load.report.server_sections import batch_section, load_section, reload_section, stage_section
 from penstock_load.report.trust_sections import condition_section, error_section, generator_section, witness_section
-from penstock_load.results import Run, State
-
-_SUBJECT_CHARACTERS = 80
+from penstock_load.results import Run
 
 
-def outcome(run: Run) -> Tone:
-    """GOOD: at least one target is met and none missed; BAD: one is missed, or the run counts for nothing."""
-    states = [verdict.state for verdict in run.verdicts]
-    if run.complaints or State.FAIL in states:
-        return Tone.BAD
-    return Tone.GOOD if State.PASS in states else Tone.PLAIN
-
-
-def headline(run: Run) -> str:
-    """One sentence: the verdict, what was tested, and the figures that matter most."""
-    is_judged = any(verdict.state in (State.PASS, State.FAIL) for verdict in run.verdicts)
-    if is_knee_search(run) and not (is_judged or run.complaints):
-        return f"KNEE: {_knee(run)}; {_subject(run)}"
-    return f"{_verdict(run)}; {', '.join([_subject(run), *_figures(run)])}"
-
-
-def _verdict(run: Run) -> str:
-    states = Counter(verdict.state for verdict in run.verdicts)
-    if run.complaints:
-        return f"FAIL: nothing passes ({times(len(run.complaints), 'complaint')})"
-    judged = states[State.PASS] + states[State.FAIL]
-    if states[State.FAIL]:
-        return f"FAIL: {count(states[State.FAIL])} of {_rows(judged)} not met{_unjudged(states)}"
-    if states[State.PASS]:
-        return f"PASS: {count(states[State.PASS])} of {_rows(judged)}{_unjudged(states)}"
-    if run.verdicts:
-        return f"NO VERDICT: no target could be judged{_unjudged(states)}"
-    return "NO VERDICT: no target speaks of this scenario"
-
-
-def _rows(judged: int) -> str:
-    return times(judged, "row")
-
-
-def _unjudged(states: Counter[State]) -> str:
-    counts = [f"{states[state]} {state.value}" for state in (State.NOT_COMPARABLE, State.NOT_MEASURED) if states[state]]
-    return f" ({', '.join(counts)})" if counts else ""
-
-
-def _subject(run: Run) -> str:
-    server = f" ({one_line(run.server, at_most=_SUBJECT_CHARACTERS)})" if run.server else ""
-    scenario, target = (one_line(text, at_most=_SUBJECT_CHARACTERS) for text in (run.scenario, run.target_url))
-    return f"{scenario} against {target}{server}"
-
-
-def _figures(run: Run) -> list[str]:
-    phase = key_phase(run)
-    if is_knee_search(run):
-        return [_knee(run)]
-    if phase is None:
-        return _reload_figures(run)
-    return [_rate(phase), _p99(phase)]
-
-
-def _knee(run: Run) -> str:
-    knee, slo = knee_of(run), f"p99 within {plain_number(run.slo_p99_ms)} ms"
-    return f"no rate that was tried keeps {slo}" if knee is None else f"{plain_number(knee)} requests/s keep {slo}"
-
-
-def _rate(phase: PhaseRounds) -> str:
-    if phase.first.is_open_loop:
-        return f"{plain_number(phase.spread(lambda result: result.offered_per_s).median)} requests/s"
-    return f"{plain_number(phase.spread(lambda result: result.ok_per_s).median)} answers/s"
-
-
-def _p99(phase: PhaseRounds) -> str:
-    p99 = phase.waited_spread(lambda result: result.all.latency.p99)
-    return f"p99 {_latency(p99.median)}" if p99 else "nothing was answered"
-
-
-def _latency(ms: float) -> str:
-    return f"{number(ms)} ms" if ms < 10_000 else duration(ms / 1e3)
-
-
-def _reload_figures(run: Run) -> list[str]:
-    if held := next((one for one in run.measurements if one.measure == "streams_held"), None):
-        return [f"{plain_number(held.spread.median)} streams held"]
-    if not run.reloads:
-        return ["nothing was measured"]
-    load_ms = spread_of([reload.load_ms for reload in run.reloads]).median
-    first_ms = spread_of([reload.first_answer_ms for reload in run.reloads]).median
-    return [times(len(run.reloads), "reload"), f"load {_latency(load_ms)}", f"first answer {_latency(first_ms)}"]
-
-
-def compose(run: Run) -> Document:
-    """Everything that a report of the run says; of what it cannot say, why."""
+def compose(run: Run, last: LastRun | None = None) -> Document:
+    """Everything that a report of the run says; of what it cannot say, why. last: to compare it with."""
     found = _in_order(run)
     return Document(
         title=f"{one_line(run.scenario, at_most=80)} · load test",
         headline=headline(run),
         tone=outcome(run),
+        subject=subject(run),
         about=sentence(run.about),
         complaints=tuple(sentence(complaint) for complaint in run.complaints),
+        figures=key_figures(run),
+        charts=key_charts(run),
+        comparison=comparison_section(last),
         sections=tuple(part for part in found if isinstance(part, Section)),
         absences=tuple(part for part in found if isinstance(part, Absence)),
     )
@@ -156,16 +60,17 @@ def _in_order(run: Run) -> list[Section | Absence | None]:
 TEMPLATE = "report.html.jinja"
 
 
-def write_html(run: Run, path: Path) -> None:
+def write_html(run: Run, path: Path, last: LastRun | None = None) -> None:
     """The report at that path, for a browser, paper or a phone. Raises OSError where it cannot be written."""
-    path.write_text(render_html(run), encoding="utf-8")
+    path.write_text(render_html(run, last), encoding="utf-8")
 
 
-def render_html(run: Run) -> str:
+def render_html(run: Run, last: LastRun | None = None) -> str:
     """The report's text."""
-    document = compose(run)
-    plots = {section.plot: _plot_uri(section.plot, run) for section in document.sections if section.plot}
-    return _environment().get_template(TEMPLATE).render(document=document, plots=plots)
+    document = compose(run, last)
+    names = [*(chart.plot for chart in document.charts), *(one.plot for one in document.sections if one.plot)]
+    plots = {name: _plot_uri(name, run) for name in names}
+    return environment().get_template(TEMPLATE).render(document=document, plots=plots)
 
 
 def _plot_uri(name: PlotName, run: Run) -> str:
@@ -175,7 +80,8 @@ def _plot_uri(name: PlotName, run: Run) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(plots.draw(name, run).encode()).decode()}"
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Templates of the reports: text is escaped, an unknown name is an error."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("penstock_load.report"),
         autoescape=True,
@@ -189,16 +95,22 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"([\\`*\[\]|~])")
 
 
-def write_markdown(run: Run, path: Path) -> None:
+def write_markdown(run: Run, path: Path, last: LastRun | None = None) -> None:
     """The report at that path. Raises OSError where it cannot be written."""
-    path.write_text(render_markdown(run), encoding="utf-8")
+    path.write_text(render_markdown(run, last), encoding="utf-8")
 
 
-def render_markdown(run: Run) -> str:
+def render_markdown(run: Run, last: LastRun | None = None) -> str:
     """The report's text."""
-    document = compose(run)
+    document = compose(run, last)
     blocks = [f"# {escape(document.title)}", *_complaints(document), f"**{escape(document.headline)}**"]
-    blocks += [escape(document.about)] if document.about else []
+    blocks += [escape(text) for text in (document.subject, document.about) if text]
+    blocks += [_key_figures(document)] if document.figures else []
+    blocks += ["\n".join(f"- {escape(one.title)}: {escape(one.finding)}" for one in document.charts)]
+    if isinstance(document.comparison, Section):
+        blocks += _section(document.comparison)
+    else:
+        blocks += [f"{escape(document.comparison.title)}: {escape(document.comparison.why)}"]
     for section in document.sections:
         blocks += _section(section) if section.sentences or section.tables else []
     if absences := [*document.absences, *_plots(document)]:
@@ -224,6 +136,12 @@ def _plots(document: Document) -> list[Absence]:
     """The sections that have only a plot, which Markdown cannot show."""
     only_plots = [one for one in document.sections if one.plot is not None and not one.sentences and not one.tables]
     return [Absence(one.title, " ".join(("This is a plot in report.html.", *one.remarks))) for one in only_plots]
+
+
+def _key_figures(document: Document) -> str:
+    head = _row([escape(figure.name) for figure in document.figures])
+    cells = _row([_cell(figure.cell) for figure in document.figures])
+    return "\n".join((head, _row(["--:" for _ in document.figures]), cells))
 
 
 def _section(section: Section) -> list[str]:

@@ -11,6 +11,18 @@ from matplotlib.ticker import MaxNLocator
 from penstock_load.report.canvas import BESIDE, GREY, INK, STRONG, as_svg, canvas, label, new_figure
 from penstock_load.report.document import PlotName, plain_number
 from penstock_load.report.figures import phase_name
+from penstock_load.report.key_plots import (
+    draw_key_answered,
+    draw_key_curve,
+    draw_key_first_answers,
+    draw_key_latency,
+    draw_key_loads,
+    draw_key_memory,
+    draw_key_percentiles,
+    draw_key_queue,
+    draw_key_rates,
+    draw_key_refusals,
+)
 from penstock_load.report.latency_plots import draw_latency, draw_throughput, draw_time, points_of, shade_phases
 from penstock_load.report.rounds import PhaseRounds, Series, drawn_phases, series_of, split_phases, stretches
 from penstock_load.results import Run, Side
@@ -156,9 +168,22 @@ _DRAW: dict[PlotName, Callable[[Run], Figure]] = {
     PlotName.STAGES: draw_stages,
     PlotName.LOAD: draw_load,
 }
+_DRAW_SMALL: dict[PlotName, Callable[[Run], Figure]] = {
+    PlotName.KEY_LATENCY: draw_key_latency,
+    PlotName.KEY_RATES: draw_key_rates,
+    PlotName.KEY_QUEUE: draw_key_queue,
+    PlotName.KEY_MEMORY: draw_key_memory,
+    PlotName.KEY_CURVE: draw_key_curve,
+    PlotName.KEY_ANSWERED: draw_key_answered,
+    PlotName.KEY_PERCENTILES: draw_key_percentiles,
+    PlotName.KEY_REFUSALS: draw_key_refusals,
+    PlotName.KEY_LOADS: draw_key_loads,
+    PlotName.KEY_FIRST_ANSWERS: draw_key_first_answers,
+}
 
 
 def draw(name: PlotName, run: Run) -> str:
     """The plot as an SVG document, the same for the same run. The run has what it shows."""
-    with canvas():
-        return as_svg(_DRAW[name](run), salt=name)
+    is_small = name in _DRAW_SMALL
+    with canvas(is_small=is_small):
+        return as_svg((_DRAW_SMALL if is_small else _DRAW)[name](run), salt=name)

@@ -192,6 +192,7 @@ def _conditions(run: Run) -> tuple[tuple[Cell, Cell], ...]:
         ("target", run.target_url),
         ("server, by its own word", run.server or "it did not say"),
         ("server's hardware", _server_hardware(run)),
+        ("commit", run.commit),
         ("beside", run.beside_url),
         ("models", ", ".join(run.models)),
         ("SLO", f"p99 within {plain_number(run.slo_p99_ms)} ms"),
