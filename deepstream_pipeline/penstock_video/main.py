@@ -303,7 +303,7 @@ def _primary(engine: Engine, settings: PrimarySettings) -> Network:
             "embeddings are secondary-gie"
         )
     wanted = _class_ids(network, settings, "primary-gie.operate-on-class-ids")
-    return network.with_threshold(settings.threshold).of_classes(wanted)
+    return network.with_threshold(settings.threshold).with_iou(settings.iou).of_classes(wanted)
 
 
 def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) -> SecondaryModel:
@@ -328,6 +328,10 @@ def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) ->
 
 def _class_ids(network: Network, settings: PrimarySettings | SecondarySettings, key: str) -> frozenset[int]:
     names: Sequence[int | str] = settings.operate_on_class_ids
+    past = [name for name in names if isinstance(name, int) and 0 < len(network.labels) <= name]
+    if past:
+        text = f"{key} names class {past[0]}; {network.name!r} has classes 0 to {len(network.labels) - 1}"
+        raise InvalidSettings([SettingsFault(settings.classes_at, text)])
     unknown = [name for name in names if isinstance(name, str) and name not in network.labels]
     if unknown:
         known = ", ".join(network.labels[:20]) or "none"

@@ -11,6 +11,7 @@ from penstock_video.errors import ModelUnusable, SinkFailed, TooManySources
 from penstock_video.infer.options import EngineAddress
 from penstock_video.main import Program
 from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.loader import Flags
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.infer.fake_core import FakeCore
 from tests.deepstream_pipeline.settings.reading import read
@@ -61,6 +62,33 @@ def test_class_to_keep_that_the_model_does_not_know_has_its_place(core: FakeCore
         prepared(core, tmp_path, text)
     fault = "operate-on-class-ids names 'brigt', which 'owned' does not know; did you mean bright?"
     assert str(refused.value).endswith(f"cameras.yaml:5:51: primary-gie.{fault}")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("brigt", "names 'brigt', which 'owned' does not know; did you mean bright?"),
+        ("2", "names class 2; 'owned' has classes 0 to 1"),
+    ],
+)
+def test_class_of_a_flag_that_the_model_lacks_names_the_flag(
+    core: FakeCore, tmp_path: Path, name: str, fault: str
+) -> None:
+    """Before a file is made; a number is held against the labels, too."""
+    settings = read(HEAD + "source: {uri: rtsp://a}\nprimary-gie: {model: owned}\n", tmp_path, Flags(classes=(name,)))
+    program = Program(settings, EngineAddress(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    with pytest.raises(InvalidSettings) as refused:
+        program.prepare()
+    program.stop(0.0)
+    assert str(refused.value) == f"--classes: primary-gie.operate-on-class-ids {fault}"
+
+
+def test_iou_of_a_model_without_nms_is_refused(core: FakeCore, tmp_path: Path) -> None:
+    """As it would have no effect."""
+    with pytest.raises(
+        ModelUnusable, match=r"nms-iou-threshold \(--iou\) for 'owned': iou has no effect on this model"
+    ):
+        prepared(core, tmp_path, "source: {uri: rtsp://a}\nprimary-gie: {model: owned, nms-iou-threshold: 0.5}\n")
 
 
 def test_run_without_the_api_imports_no_web_framework(

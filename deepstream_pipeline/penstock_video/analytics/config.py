@@ -19,6 +19,7 @@ from penstock_video.analytics.rules import (
     Unfit,
     UserRule,
     finite,
+    is_relative,
     nearest,
     rule_name,
     section_of,
@@ -99,9 +100,8 @@ def _rule(kind: str, entry: object, where: str, reading: Reading) -> Any:
         raise _refused_for(error.errors(include_url=False)[0], where) from None
     except Unfit as unfit:  # the line's eight numbers
         raise refused(f"{where}.line", unfit.value, unfit.fix) from None
-    if isinstance(rule, LineCrossing) and rule.direction is not None and _is_parallel(rule.line, rule.direction):
-        fix = "the direction runs along the line; nothing can cross it that way"
-        raise refused(f"{where}.direction", rule.direction, fix)
+    if isinstance(rule, LineCrossing) and rule.direction is not None:
+        _refuse_unfit_direction(rule.line, rule.direction, f"{where}.direction")
     return rule
 
 
@@ -141,6 +141,13 @@ def _split_direction(keys: dict[str, object]) -> None:
         if "direction" in keys:
             raise Unfit(value, "eight numbers hold the direction, too; leave the key direction out")
         keys["direction"], keys["line"] = ([part[:2], part[2:]] for part in (numbers[:4], numbers[4:]))
+
+
+def _refuse_unfit_direction(line: Segment, direction: Segment, where: str) -> None:
+    if is_relative(line) != is_relative(direction):
+        raise refused(where, direction, "line and direction are either both in pixels, or both from 0 to 1")
+    if _is_parallel(line, direction):
+        raise refused(where, direction, "the direction runs along the line; nothing can cross it that way")
 
 
 def _is_parallel(line: Segment, direction: Segment) -> bool:

@@ -16,6 +16,7 @@ Segment = tuple[Point, Point]
 
 _LEAST_AREA = 1.0  # square pixels
 _LEAST_LENGTH = 1.0  # pixels
+_LEAST_RELATIVE = 0.001  # of the picture, for a relative length; its square for an area
 _MOST_NAME = 64
 
 
@@ -76,8 +77,14 @@ def nearest(value: object, known: Iterable[str]) -> str:
     return f"; did you mean {str(near[0])!r}?" if near else ""
 
 
+def is_relative(points: Sequence[Point]) -> bool:
+    """Whether all coordinates are from 0 to 1: then they are shares of the picture's width and height, not pixels."""
+    return bool(points) and all(0 <= x <= 1 and 0 <= y <= 1 for x, y in points)
+
+
 def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tuple[Point, ...]:
-    """Points from [[x, y], ...] or "x;y;x;y;...". may_leave: they may lie outside the picture."""
+    """Points from [[x, y], ...] or "x;y;x;y;...", all relative or all in pixels. may_leave: pixels may lie outside the
+    picture."""
     if isinstance(value, str):
         numbers = split_numbers(value)
         if len(numbers) % 2:
@@ -100,6 +107,10 @@ def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tupl
             )
             raise Unfit(list(pair), f"that is outside the {size}; see config-width and config-height", at)
         points.append((x, y))
+    shares = [one for point in points for one in point if 0 < one < 1]
+    if shares and not is_relative(points):
+        fix = "coordinates are either all pixels, or all from 0 to 1 of the picture's width and height"
+        raise Unfit(shares[0], fix)
     return tuple(points)
 
 
@@ -107,7 +118,7 @@ def _polygon(value: object, info: ValidationInfo[Reading]) -> Polygon:
     corners = _points(value, info.context)
     if len(corners) < 3:
         raise Unfit(value, "a polygon has three corners or more, [[x, y], [x, y], [x, y]]")
-    if _area(corners) < _LEAST_AREA:
+    if _area(corners) < (_LEAST_RELATIVE**2 if is_relative(corners) else _LEAST_AREA):
         raise Unfit(value, "its corners lie on one line or in one place; it has no area")
     return corners
 
@@ -127,7 +138,7 @@ def _segment(value: object, info: ValidationInfo[Reading], *, may_leave: bool = 
     points = _points(value, info.context, may_leave=may_leave)
     if len(points) != 2:
         raise Unfit(value, "this takes two points, [[x, y], [x, y]]")
-    if math.dist(*points) < _LEAST_LENGTH:
+    if math.dist(*points) < (_LEAST_RELATIVE if is_relative(points) else _LEAST_LENGTH):
         raise Unfit(value, "its two points are the same; put them apart")
     return points[0], points[1]
 
@@ -286,7 +297,8 @@ class UserRule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A source's analytics section."""
+    """A source's analytics section. Points are pixels of config_width x config_height, or of the source if they are 0;
+    or relative (is_relative)."""
 
     config_width: int = 0
     config_height: int = 0
@@ -296,6 +308,12 @@ class Rules:
     direction_detection: tuple[DirectionDetection, ...] = ()
     dwell: tuple[Dwell, ...] = ()
     users: tuple[UserRule, ...] = ()
+
+    def scale(self, points: Sequence[Point], width: int, height: int) -> tuple[float, float]:
+        """Factors from the points of a rule to the pixels of a picture of that size."""
+        if is_relative(points):
+            return float(width), float(height)
+        return width / (self.config_width or width), height / (self.config_height or height)
 
     def of(self, kind: str) -> tuple[Any, ...]:
         """The rules of a built-in kind."""

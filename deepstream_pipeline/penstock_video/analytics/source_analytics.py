@@ -16,6 +16,7 @@ from penstock_video.analytics.rules import (
     Dwell,
     LineCrossing,
     Overcrowding,
+    Point,
     RoiFiltering,
     Rules,
     UserRule,
@@ -86,14 +87,25 @@ class SourceAnalytics:
 
     def _fit(self, frame: Frame) -> None:
         self._size = (frame.width, frame.height)
-        configured = (self._rules.config_width or frame.width, self._rules.config_height or frame.height)
-        for _, _, watch in self._watches:
-            watch.fit((frame.width / configured[0], frame.height / configured[1]))
+        for rule, _, watch in self._watches:
+            watch.fit(self._rules.scale(_points_of(rule), frame.width, frame.height))
 
     def _count_classes(self, counts: dict[str, int], key: str, by_class: Counter[int]) -> None:
         for class_id, count in by_class.items():
             is_named = 0 <= class_id < len(self.labels)
             counts[f"{key}/{self.labels[class_id] if is_named else f'class {class_id}'}"] = count
+
+
+def _points_of(rule: Rule) -> Sequence[Point]:
+    """Points of the rule's shape; none for a user's rule, whose coordinates are pixels."""
+    match rule:
+        case LineCrossing():
+            return rule.line
+        case DirectionDetection():
+            return rule.direction
+        case UserRule():
+            return ()
+    return rule.polygon
 
 
 def _counters(key: str, said: RuleResult) -> Iterable[tuple[str, int, Counter[int]]]:

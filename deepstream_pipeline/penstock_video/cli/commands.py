@@ -55,7 +55,31 @@ RulesFile = Annotated[
 ]
 Line = Annotated[
     list[str] | None,
-    typer.Option("--line", metavar="NAME=x1,y1,x2,y2", help="count who crosses it, either way, in pixels; repeatable"),
+    typer.Option(
+        "--line",
+        metavar="NAME=x1,y1,x2,y2",
+        help="count who crosses it, as NAME.in (from left to right, seen from the first point to the second) and "
+        "NAME.out; in pixels, or from 0 to 1 of the picture; repeatable",
+    ),
+]
+Zone = Annotated[
+    list[str] | None,
+    typer.Option("--zone", metavar="NAME=x1,y1,x2,y2,…", help="count who is in the polygon now; repeatable"),
+]
+TrackerFlag = Annotated[
+    str, typer.Option("--tracker", metavar="TYPE", help="bytetrack, none, or module:Class [bytetrack]")
+]
+Conf = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="minimum score of detections, and below 0.5 of new tracks, too [the model's]"),
+]
+Iou = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="of two boxes of a class that overlap more, the better one counts [the model's]"),
+]
+Classes = Annotated[
+    list[str] | None,
+    typer.Option("--classes", metavar="LABEL,LABEL", help="labels or numbers of the classes to detect [all]"),
 ]
 SinkFlag = Annotated[
     list[str] | None,
@@ -133,6 +157,9 @@ Anonymous = Annotated[
 Duration = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="end after this time, as after the last file [no limit]")
 ]
+Realtime = Annotated[
+    bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
@@ -149,6 +176,11 @@ def run(
     interval: Annotated[int | None, typer.Option(min=0, help="frames that are skipped between two inferred")] = None,
     rules: RulesFile = None,
     line: Line = None,
+    zone: Zone = None,
+    classes: Classes = None,
+    conf: Conf = None,
+    iou: Iou = None,
+    tracker: TrackerFlag = "",
     sink: SinkFlag = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
     shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
@@ -168,9 +200,7 @@ def run(
     anonymous: Anonymous = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     duration: Duration = None,
-    realtime: Annotated[
-        bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
-    ] = False,
+    realtime: Realtime = False,
     decoder: Decoder = None,
     as_json: AsJson = False,
     no_progress: NoProgress = False,
@@ -188,14 +218,13 @@ def run(
     """
     flags = Flags(
         sources=tuple(source or ()), model=model, out=out, interval=interval, rules=rules, lines=tuple(line or ()),
+        zones=tuple(zone or ()), classes=tuple(classes or ()), conf=conf, iou=iou, tracker=tracker,
         sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=url or former_url,
         engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
         allowed_outbound=tuple(allow_outbound or ()),
         is_loop=loop, is_realtime=realtime, decoder=decoder,
     )  # fmt: skip
-    if duration is not None and not 0 < duration < math.inf:
-        fail(f"--duration is {duration:g}: give seconds above 0")
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)
     security = SecurityFlags(tls_cert, tls_key, tls_client_ca, audit_log, access_file, anonymous)
     raise typer.Exit(_run(config, flags, how, security_of(security, os.environ)))
@@ -226,6 +255,8 @@ class Manner:
 
 def _run(config: Path | None, flags: Flags, how: Manner, security: ApiSecurity) -> int:
     """The exit code."""
+    if how.duration_s is not None and not 0 < how.duration_s < math.inf:
+        fail(f"--duration is {how.duration_s:g}: give seconds above 0")
     try:
         settings = read_settings(config, flags)
     except InvalidSettings as refused:

@@ -161,6 +161,7 @@ def replay(
     objects: Annotated[Path, typer.Argument(metavar="OBJECTS.jsonl", dir_okay=False, help="what a run wrote")],
     rules: Annotated[Path | None, typer.Option("--rules", dir_okay=False, help="a YAML file of rules")] = None,
     line: Annotated[list[str] | None, typer.Option("--line", metavar="NAME=x1,y1,x2,y2", help="a line more")] = None,
+    zone: Annotated[list[str] | None, typer.Option("--zone", metavar="NAME=x1,y1,x2,y2,…", help="a zone more")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="EVENTS.jsonl", help="write the events here")] = None,
     against: Annotated[
         Path | None,
@@ -172,14 +173,14 @@ def replay(
 
     The same rules give the same events as the run that wrote the file.
     """
-    if rules is None and not line:
-        fail("there are no rules: give --rules FILE, or --line NAME=x1,y1,x2,y2")
+    if rules is None and not line and not zone:
+        fail("there are no rules: give --rules FILE, --line NAME=x1,y1,x2,y2, or --zone")
     if out is not None:
         _refuse_overwriting(out, {"the recording": objects, "--against": against, "--rules": rules})
     try:
         with stoppable("nothing is left to clear away"):
             theirs = _events_of(against) if against is not None else None
-            played = _play(objects, rules, tuple(line or ()))
+            played = _play(objects, read_rules(rules, tuple(line or ()), tuple(zone or ())))
             if out is not None:
                 write_whole(out, b"".join(line + b"\n" for line in played.lines))
             comparison = _compared(played.lines, theirs) if theirs is not None else None
@@ -249,8 +250,7 @@ def _refuse_overwriting(out: Path, read: Mapping[str, Path | None]) -> None:
             fail(f"--out {out}: that is the file of {name}, which would be lost; write to another")
 
 
-def _play(objects: Path, rules: Path | None, lines: tuple[str, ...]) -> Played:
-    section = read_rules(rules, lines)
+def _play(objects: Path, section: Plain | None) -> Played:
     meant = rules_of(section, _labels(objects, section))
     played = Played()
     replayed = Replay(lambda source_id: meant)

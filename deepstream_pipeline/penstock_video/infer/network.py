@@ -12,6 +12,7 @@ from penstock.protocol.inference import BatchOwner
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import MAX_PIXELS
 from penstock.vision.preprocess import NUMPY_OF
+from penstock.vision.results import ResultOptions, card_for
 from penstock.vision.spec import NetworkType, PrepareSpec, ResizeMode
 from penstock_video.errors import ModelUnusable
 
@@ -76,6 +77,15 @@ class Network:
             class_thresholds=(),
         )
         return replace(self, card=replace(self.card, layout_options=options))
+
+    def with_iou(self, iou: float | None) -> "Network":
+        """The network with another nms-iou-threshold; None for the model's own. Raises ModelUnusable."""
+        if iou is None:
+            return self
+        try:
+            return replace(self, card=card_for(self.card, ResultOptions(iou=iou)))
+        except InvalidRequest as error:
+            raise ModelUnusable(f"nms-iou-threshold (--iou) for {self.name!r}: {error.message}") from error
 
     def of_classes(self, class_ids: frozenset[int]) -> "Network":
         """The network restricted to objects of these classes (operate-on-class-ids); empty for all."""

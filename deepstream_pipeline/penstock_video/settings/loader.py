@@ -29,6 +29,7 @@ from penstock_video.settings.models import (
     gateway_fault,
     outbound_fault,
 )
+from penstock_video.settings.rule_flags import with_rule_flags
 from penstock_video.settings.section import Plain, Reading, Section, plain_of
 from penstock_video.settings.sources import (
     Draft,
@@ -42,7 +43,7 @@ from penstock_video.settings.sources import (
 from penstock_video.sinks.osd import OsdOptions
 from penstock_video.sinks.registry import SINKS
 from penstock_video.source_ids import Shard, shard_here, shard_of
-from penstock_video.track.registry import TrackerOptions
+from penstock_video.track.registry import TrackerOptions, TrackerType
 from penstock_video.types import DecoderKind, SourceConfig
 
 _NO_MODEL = "-"  # until a flag names one, or the fault is raised
@@ -50,13 +51,12 @@ CLASSES_KEY = "operate-on-class-ids"
 _FILE_SINKS = ("jsonl", "mp4", "hls", "preview")
 _FORMS = ("jsonl", "mp4", "hls", "preview", "rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
 _ENCODED_SINKS = ("mp4", "hls", "rtsp")  # they had the key `encoder`
-_NUMBER = r"-?\d+(?:\.\d+)?"
-_LINE = re.compile(rf"([^=]{{1,64}})=({_NUMBER}),({_NUMBER}),({_NUMBER}),({_NUMBER})")
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Command-line flags; None or empty if not given. lines: NAME=x1,y1,x2,y2."""
+    """Command-line flags; None or empty if not given. lines, zones: NAME=x1,y1,x2,y2 and more. conf, iou: from 0 to 1.
+    classes: labels and numbers, with commas between them. tracker: its type, or module:Class."""
 
     sources: tuple[str, ...] = ()
     model: str = ""
@@ -64,6 +64,11 @@ class Flags:
     interval: int | None = None
     rules: Path | None = None
     lines: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
+    tracker: str = ""
+    conf: float | None = None
+    iou: float | None = None
+    classes: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
     batch_size: int | None = None
     shard: str = ""
@@ -101,30 +106,6 @@ def sinks_of(flags: Flags, reading: Reading) -> tuple[object, ...]:
     return tuple(sink for sink in found if sink is not None)
 
 
-def with_lines(flags: Flags, section: Plain | None, reading: Reading) -> Plain | None:
-    """The analytics section, with --line rules."""
-    rows: list[dict[str, object]] = []
-    for text in flags.lines:
-        found = _LINE.fullmatch(text)
-        if found is None:
-            reading.complaints.add("--line", f"{shown(text)}: NAME=x1,y1,x2,y2 is needed, in pixels of the picture")
-        else:
-            x1, y1, x2, y2 = map(float, found.groups()[1:])
-            rows.append({"name": found[1], "line": [[x1, y1], [x2, y2]]})
-    if not rows:
-        return section
-    content = section.content if section is not None else {}
-    if not isinstance(content, dict):
-        return section
-    lines = content.get("line-crossing") or []
-    lines = lines if isinstance(lines, list) else [lines]
-    where = dict(section.where) if section is not None else {"analytics": "--line"}
-    where |= {f"analytics.line-crossing[{len(lines) + number}]": "--line" for number in range(len(rows))}
-    return replace(
-        section or Plain({}, "analytics"), content={**content, "line-crossing": [*lines, *rows]}, where=where
-    )
-
-
 def _quick_sink(text: str, flags: Flags, reading: Reading) -> object | None:
     """A sink in short form, read as a section."""
     if text not in _FILE_SINKS and not text.startswith(_FORMS[4:]):
@@ -135,9 +116,13 @@ def _quick_sink(text: str, flags: Flags, reading: Reading) -> object | None:
     except ValueError:
         reading.complaints.add("--sink", f"{shown(text)}: this is no address")
         return None
+    return _read_sink(_section_of(fields, "--sink", reading), flags.out)
+
+
+def _section_of(fields: Mapping[str, str], flag: str, reading: Reading) -> Section:
+    """A section with the values of a flag."""
     pairs: list[tuple[yaml.Node, yaml.Node]] = [(_scalar(key), _scalar(value)) for key, value in fields.items()]
-    here = replace(reading, file="--sink", folder=Path())
-    return _read_sink(Section(yaml.MappingNode("tag:yaml.org,2002:map", pairs), "", here), flags.out)
+    return Section(yaml.MappingNode("tag:yaml.org,2002:map", pairs), "", replace(reading, file=flag, folder=Path()))
 
 
 def _read_sink(section: Section, out: Path | None) -> object | None:
@@ -219,7 +204,7 @@ def read_settings(
 def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     reading = root.reading
     primary = _primary(root, flags)
-    tracker = _tracker(root.section("tracker"))
+    tracker = _tracker(root.section("tracker"), flags)
     drafts = read_sources(root.sections("source"), has_tracker=tracker.has_tracks)
     sources = _sources(drafts_of(flags, reading) if flags.sources else drafts, flags, reading.complaints)
     sinks = _sinks(root, flags)
@@ -249,11 +234,18 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     )
 
 
-def _tracker(section: Section) -> TrackerOptions | Extension:
+def _tracker(section: Section, flags: Flags) -> TrackerOptions | Extension:
+    """The tracker of the file, or of the flag, with the file's keys if they are for the same type."""
     name = section.text("type") if "type" in section else None
+    if flags.tracker and flags.tracker != (name or TrackerType.BYTETRACK):
+        name, section = flags.tracker, _section_of({"type": flags.tracker}, "--tracker", section.reading)
     if name is not None and ":" in name:
         return section.extension(name, ("update", "coast", "reset"), {}) or TrackerOptions()
-    return section.read(TrackerOptions) or TrackerOptions()
+    tracker = section.read(TrackerOptions) or TrackerOptions()
+    if flags.conf is None or "minDetectorConfidence" in section or "highThreshold" in section:
+        return tracker
+    least = min(flags.conf, tracker.activation_threshold)
+    return replace(tracker, activation_threshold=least, high_threshold=least)
 
 
 def _primary(root: Section, flags: Flags) -> PrimarySettings:
@@ -269,7 +261,18 @@ def _primary(root: Section, flags: Flags) -> PrimarySettings:
         root.reading.complaints.add("--model", f"{shown(flags.model)}: {MODEL_FORM}")
     if flags.model:
         primary = replace(primary, model=flags.model)
-    return primary if flags.interval is None else replace(primary, interval=flags.interval)
+    if flags.classes:
+        names = [name for text in flags.classes for name in map(str.strip, text.split(",")) if name]
+        class_ids = tuple(int(name) if re.fullmatch(r"\d{1,6}", name) else name for name in names)
+        if not names:
+            root.reading.complaints.add("--classes", "is empty; give labels of the model, such as person,car")
+        primary = replace(primary, operate_on_class_ids=class_ids, classes_at="--classes")
+    return replace(
+        primary,
+        interval=primary.interval if flags.interval is None else flags.interval,
+        threshold=primary.threshold if flags.conf is None else flags.conf,
+        iou=primary.iou if flags.iou is None else flags.iou,
+    )
 
 
 def _secondaries(root: Section) -> tuple[SecondarySettings, ...]:
@@ -308,11 +311,12 @@ def _sinks(root: Section, flags: Flags) -> tuple[object, ...]:
 
 
 def _analytics(root: Section, flags: Flags) -> Plain | None:
-    """The file's section, or that of --rules, with --line rules."""
+    """The file's section, or that of --rules, with the rules of --line and --zone."""
     section = root.plain("analytics")
     if flags.rules is not None:
         section = read_rules_file(flags.rules, root.reading)
-    return with_lines(flags, with_user_rules(section, root.reading.complaints), root.reading)
+    complaints = root.reading.complaints
+    return with_rule_flags(with_user_rules(section, complaints), complaints, lines=flags.lines, zones=flags.zones)
 
 
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
@@ -328,11 +332,12 @@ def read_rules_file(path: Path, reading: Reading) -> Plain | None:
     return plain_of(node, "analytics", below)
 
 
-def read_rules(path: Path | None, lines: tuple[str, ...]) -> Plain | None:
-    """The analytics section of a rules or settings file, with --line rules. Raises InvalidSettings."""
+def read_rules(path: Path | None, lines: tuple[str, ...], zones: tuple[str, ...] = ()) -> Plain | None:
+    """The analytics section of a rules or settings file, with the rules of --line and --zone. Raises
+    InvalidSettings."""
     reading = Reading(str(path or ""), Path(), SettingsFaults(), Variables({}))
     section = with_user_rules(read_rules_file(path, reading) if path is not None else None, reading.complaints)
-    section = with_lines(Flags(lines=lines), section, reading)
+    section = with_rule_flags(section, reading.complaints, lines=lines, zones=zones)
     check_section(section, reading.complaints)
     reading.complaints.raise_any()
     return section

@@ -118,13 +118,14 @@ class MuxSettings:
 class PrimarySettings:
     """The model for every picture. version: empty for the newest. interval: frames between two inferred frames.
     operate_on_class_ids: classes to use, by number or label; empty for all. classes_at: its FILE:LINE:COLUMN.
-    threshold: detections below it are dropped, None for the model's own."""
+    threshold: detections below it are dropped; iou: threshold of NMS; None for the model's own."""
 
     model: ModelName
     version: Version = ""
     interval: Annotated[int, Field(ge=0, le=10_000)] = 0
     operate_on_class_ids: ClassNames = ()
     threshold: Annotated[float | None, Field(alias="pre-cluster-threshold", ge=0, le=1)] = None
+    iou: Annotated[float | None, Field(alias="nms-iou-threshold", ge=0, le=1)] = None
     classes_at: Annotated[str, Field(json_schema_extra=INTERNAL)] = field(default="", compare=False)
 
 

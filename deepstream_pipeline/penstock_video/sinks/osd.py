@@ -58,12 +58,9 @@ class NamedLine(Protocol):
 
 
 class RuleShapes(Protocol):
-    """The shapes of analytics.rules.Rules. Points are pixels of config_width × config_height."""
+    """The shapes of analytics.rules.Rules. scale: factors from a shape's points to pixels of a picture."""
 
-    @property
-    def config_width(self) -> int: ...
-    @property
-    def config_height(self) -> int: ...
+    def scale(self, points: Sequence[Point], width: int, height: int) -> tuple[float, float]: ...
     @property
     def roi_filtering(self) -> Sequence[NamedRegion]: ...
     @property
@@ -320,7 +317,7 @@ def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float], 
     for (kind, hue), group in zip(_REGION_KINDS, regions, strict=True):
         for region in group:
             key = f"{kind}/{region.name}"
-            points = [_scaled(sheet, rules, point) for point in region.polygon]
+            points = _scaled(sheet, rules, region.polygon)
             colour = ALARM if _is_flashing(key, sheet.result.frame, flashes) else colour_of(hue)
             sheet.canvas.tint(points, colour, 0.28 if colour == ALARM else 0.12)
             sheet.canvas.polyline(points, colour, is_closed=True)
@@ -364,20 +361,19 @@ class _Names:
 
 def _draw_line(sheet: _Sheet, rules: RuleShapes, line: NamedLine, colour: Colour) -> Pixel:
     """Returns the position of its name."""
-    begin, end = (_scaled(sheet, rules, point) for point in line.line)
+    begin, end = _scaled(sheet, rules, line.line)
     canvas = sheet.canvas
     canvas.polyline([begin, end], INK, width_px=canvas.line_px * 2 + 2)
     canvas.polyline([begin, end], colour, width_px=canvas.line_px * 2)
     if line.direction is not None:
-        canvas.arrow(_scaled(sheet, rules, line.direction[0]), _scaled(sheet, rules, line.direction[1]), colour)
+        from_at, to_at = _scaled(sheet, rules, line.direction)
+        canvas.arrow(from_at, to_at, colour)
     return (begin[0] + end[0]) // 2 + canvas.text_px // 2, (begin[1] + end[1]) // 2 + canvas.text_px // 2
 
 
-def _scaled(sheet: _Sheet, rules: RuleShapes, point: Point) -> Pixel:
-    frame = sheet.result.frame
-    across = frame.width / rules.config_width if rules.config_width > 0 else 1.0
-    down = frame.height / rules.config_height if rules.config_height > 0 else 1.0
-    return sheet.pixel(point[0] * across, point[1] * down)
+def _scaled(sheet: _Sheet, rules: RuleShapes, points: Sequence[Point]) -> list[Pixel]:
+    across, down = rules.scale(points, sheet.result.frame.width, sheet.result.frame.height)
+    return [sheet.pixel(x * across, y * down) for x, y in points]
 
 
 def _is_flashing(key: str, frame: Frame, flashes: Mapping[str, float]) -> bool:

@@ -53,6 +53,22 @@ def test_section_of_everything_is_read() -> None:
     )
 
 
+@pytest.mark.parametrize("size", [{}, SIZE])
+def test_section_of_relative_points_is_read_as_they_are(size: dict[str, int]) -> None:
+    """All from 0 to 1, also as whole numbers: shares of the picture, whatever config-width says."""
+    whole = [[0, 0], [1, 0], [1, 1], [0, 1]]
+    section = size | {
+        "roi-filtering": [{"name": "All", "roi": whole}],
+        "line-crossing": [{"name": "In", "line": "0.1;0.5;0.9;0.5", "direction": [[0.5, 0.4], [0.5, 0.6]]}],
+    }
+    rules = rules_from(section, LABELS)
+    assert rules.line_crossing[0].line == ((0.1, 0.5), (0.9, 0.5))
+    assert rules.scale(rules.line_crossing[0].line, 640, 480) == (640, 480)
+    assert rules.scale(rules.roi_filtering[0].polygon, 640, 480) == (640, 480)
+    assert rules.scale(CORNERS, 640, 480) == ((6.4, 4.8) if size else (1, 1))
+    assert rules_from(section_of(rules), LABELS) == rules
+
+
 def test_section_as_nvdsanalytics_writes_it_is_read() -> None:
     """Points with semicolons, the line's eight numbers with the direction first, class ids with semicolons, 0 and 1."""
     section = {
@@ -129,6 +145,11 @@ def crowd(**more: object) -> dict[str, object]:
         (line(line=SQUARE), r"line: .*two points"),
         (line(direction=[[5, 5], [5, 5.5]]), r"direction: .*put them apart"),
         (line(direction=[[5, 5], [50, 5]]), r"direction: .*along the line"),
+        (line(line=[[0.1, 0.5], [0.9, 50]]), r"line: 0\.1: .*either all pixels, or all from 0 to 1"),
+        (roi(roi=[[0, 0.5], [1, 1], [50, 0]]), r"roi: 0\.5: .*either all pixels"),
+        (line(line=[[0.1, 0.5], [0.9, 0.5]], direction=DOWN), r"direction: .*both in pixels, or both from 0 to 1"),
+        (line(line=[[0.1, 0.5], [0.1004, 0.5]]), r"line: .*put them apart"),
+        (roi(roi=[[0.1, 0.1], [0.2, 0.2], [0.3, 0.3]]), r"roi: .*no area"),
         (line(line="1;2;3;4;5;6;7;8", direction=DOWN), r"line: .*eight numbers hold the direction"),
         (line(mode="strickt"), r"mode: 'strickt': modes are loose, balanced, strict; did you mean 'strict'\?"),
         (line(mode=[1]), r"mode: \[1\]: modes are"),
@@ -194,11 +215,13 @@ def test_section_without_labels_takes_numbers() -> None:
 names = st.text(
     st.characters(codec="utf-8", exclude_characters="/", exclude_categories=("C", "Z")), min_size=1, max_size=9
 )
-coordinate = st.integers(0, 400).map(lambda n: n / 4)
+coordinate = st.just(0.0) | st.integers(4, 400).map(lambda n: n / 4)
 points = st.tuples(coordinate, coordinate)
+shares = st.tuples(st.integers(0, 100).map(lambda n: n / 100), st.integers(0, 100).map(lambda n: n / 100))
 class_ids = st.lists(st.integers(0, 3), unique=True, max_size=3).map(lambda ids: tuple(sorted(ids)))
 times = st.integers(0, 10**6).map(lambda ms: ms / 1000)
 segments = st.tuples(points, points).filter(lambda two: abs(two[0][0] - two[1][0]) + abs(two[0][1] - two[1][1]) > 2)
+segments |= st.tuples(shares, shares).filter(lambda two: two[0] != two[1])
 lines = st.builds(
     LineCrossing, names, segments, st.none(), st.sampled_from(LineMode), st.booleans(), class_ids
 )  # fmt: skip

@@ -66,6 +66,18 @@ def test_rules_are_scaled_to_the_sources_size_and_at_its_change() -> None:
     assert len(event_values(observe(analytics, {3: [(470, 500), (530, 500)]}, first=4, size=(2000, 1000)))) == 1
 
 
+def test_relative_rules_follow_the_picture_when_its_size_changes() -> None:
+    """A line and a zone from 0 to 1 are at the same place in every resolution, also after a change in the stream."""
+    gate = LineCrossing("Gate", ((0.25, 0.0), (0.25, 1.0)))
+    left = RoiFiltering("Left", ((0.0, 0.0), (0.25, 0.0), (0.25, 1.0), (0.0, 1.0)))
+    analytics = SourceAnalytics(Rules(400, 100, roi_filtering=(left,), line_crossing=(gate,)), LABELS)
+    for number, (size, edge) in enumerate((((1000, 1000), 250), ((2000, 1000), 500), ((640, 360), 160)), 1):
+        path = [(edge + 30, 300), (edge - 30, 300)]
+        said = observe(analytics, {number: path}, first=2 * number, size=size)[-1]
+        assert said.counts["line-crossing/Gate.in"] == number
+        assert said.counts["roi-filtering/Left"] == 1
+
+
 def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
     """A rule that is the same goes on counting and knows who is where; another of its name begins at 0."""
     other = LineCrossing("Other", ((700.0, 0.0), (700.0, 1000.0)))

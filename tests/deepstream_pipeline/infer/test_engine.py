@@ -371,6 +371,7 @@ def test_network_says_what_rows_must_be(engine: Engine) -> None:
     assert network.with_threshold(0.9).card.layout_options.classifier_threshold == 0.9
     assert network.with_threshold(None) is network
     assert engine.network("one_box", 20).with_threshold(0.9).card.layout_options.pre_cluster_threshold == 0.9
+    assert engine.network("one_box", 20).with_iou(0.6).card.layout_options.nms_iou_threshold == 0.6
 
 
 @pytest.mark.parametrize(("cap", "rows"), [("", 4), ("2", 2)])

@@ -14,8 +14,10 @@ from penstock_video.sinks.kafka import KafkaOptions
 from penstock_video.sinks.mqtt import MqttOptions
 from penstock_video.sinks.redis_stream import RedisOptions
 from penstock_video.sinks.webhook import WebhookOptions
+from penstock_video.track.registry import TrackerOptions, TrackerType
 from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.settings.reading import faults, from_flags, read
+from tests.support.stack import CHECKOUT
 
 FILE = """
 source: [{uri: rtsp://cam/1}, {uri: rtsp://cam/2}]
@@ -65,6 +67,57 @@ def test_line_of_a_flag_comes_beside_the_rules_of_a_file(tmp_path: Path) -> None
             {"name": "Way in", "line": [[0.0, 0.0], [9.0, 0.0]]},
         ]
     }
+
+
+def test_zone_of_a_flag_is_a_region_beside_the_lines(tmp_path: Path) -> None:
+    """In pixels, or from 0 to 1; also for a replay."""
+    zones = ("Hall=1,2,30,2,30,40", "Top=0,0,1,0,1,.25,0,.25")
+    rows = [
+        {"name": "Hall", "roi": [[1, 2], [30, 2], [30, 40]]},
+        {"name": "Top", "roi": [[0, 0], [1, 0], [1, 0.25], [0, 0.25]]},
+    ]
+    section = read(FILE, tmp_path, Flags(zones=zones, lines=("Exit=0.1,0.5,0.9,0.5",))).analytics
+    assert section is not None
+    assert isinstance(section.content, dict)
+    assert section.content["roi-filtering"] == rows
+    assert section.content["line-crossing"][1] == {"name": "Exit", "line": [[0.1, 0.5], [0.9, 0.5]]}
+    replayed = read_rules(None, (), zones)
+    assert replayed is not None
+    assert replayed.content == {"roi-filtering": rows}
+
+
+def test_flags_of_the_detector_win_over_the_file(tmp_path: Path) -> None:
+    """--conf, --iou and --classes, whose place in a message is the flag's."""
+    text = FILE.replace("interval: 2", "interval: 2, pre-cluster-threshold: 0.6, operate-on-class-ids: [dog]")
+    primary = read(text, tmp_path, Flags(conf=0.3, iou=0.5, classes=("person, car", "7"))).primary
+    assert (primary.threshold, primary.iou, primary.interval) == (0.3, 0.5, 2)
+    assert (primary.operate_on_class_ids, primary.classes_at) == (("person", "car", 7), "--classes")
+    unchanged = read(text, tmp_path, Flags()).primary
+    assert (unchanged.threshold, unchanged.iou, unchanged.operate_on_class_ids) == (0.6, None, ("dog",))
+
+
+def test_conf_of_a_flag_below_the_trackers_also_begins_tracks(tmp_path: Path) -> None:
+    """Unless the file says what a new track needs; a higher one changes nothing there."""
+    scores = {}
+    for conf in (None, 0.3, 0.8):
+        tracker = read(FILE, tmp_path, Flags(conf=conf)).tracker
+        assert isinstance(tracker, TrackerOptions)
+        scores[conf] = (tracker.activation_threshold, tracker.high_threshold)
+    assert scores == {None: (0.5, 0.5), 0.3: (0.3, 0.3), 0.8: (0.5, 0.5)}
+    said = read(FILE + "tracker: {minDetectorConfidence: 0.4}\n", tmp_path, Flags(conf=0.3)).tracker
+    assert isinstance(said, TrackerOptions)
+    assert (said.activation_threshold, said.high_threshold) == (0.4, 0.5)
+
+
+def test_tracker_of_a_flag_wins_and_keeps_the_keys_of_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bytetrack, none, or a class of one's own."""
+    text = FILE.replace("analytics:", "tracker: {probationAge: 7}\nanalytics:")
+    assert read(text, tmp_path, Flags(tracker="bytetrack")).tracker == TrackerOptions(probation_age=7)
+    alone = replace(CAM, tracker="none")
+    assert from_flags(alone).tracker == TrackerOptions(TrackerType.NONE)
+    monkeypatch.syspath_prepend(str(CHECKOUT / "deepstream_pipeline" / "examples" / "extend"))
+    own = from_flags(replace(CAM, tracker="nearest_tracker:NearestTracker")).tracker
+    assert own.type == "nearest_tracker:NearestTracker"
 
 
 HALL = "dwell: [{name: Hall, roi: 1;1;5;1;5;5}]"
@@ -128,6 +181,14 @@ WRONG = [
     (replace(CAM, sinks=("mqtt://b:99999",)), "--sink: 'mqtt://b:99999': this is no address"),
     (replace(CAM, lines=("Door=1,2,3",)), "--line: 'Door=1,2,3': NAME=x1,y1,x2,y2 is needed"),
     (replace(CAM, lines=("Door=1,2,1,2",)), "--line: analytics.line-crossing[0].line"),
+    (replace(CAM, lines=("Door=0.1,0.5,90,50",)), "--line: analytics.line-crossing[0].line: 0.1: coordinates are"),
+    (replace(CAM, zones=("Hall=1,2,3,4",)), "--zone: 'Hall=1,2,3,4': NAME=x1,y1,x2,y2,x3,y3,… is needed, with three"),
+    (replace(CAM, zones=("Hall=1,2,3,4,5,6,7",)), "--zone: 'Hall=1,2,3,4,5,6,7': NAME"),
+    (replace(CAM, zones=("Hall=1,2,3,4,5,6",)), "--zone: analytics.roi-filtering[0].roi: "),
+    (replace(CAM, classes=(" ,",)), "--classes: is empty; give labels of the model"),
+    (replace(CAM, tracker="bytetrak"), "--tracker: type is 'bytetrak': did you mean bytetrack?"),
+    (replace(CAM, tracker="no_such:Thing"), "--tracker: type is 'no_such:Thing': it cannot be loaded"),
+    (replace(CAM, tracker="none", lines=("A=1,2,3,4",)), "--line: analytics.line-crossing[0]: line-crossing needs"),
     (replace(CAM, shard="3/3"), "--shard: shard 3/3"),
     (replace(CAM, gateway="gpu:8000"), "--url: a gateway's address is needed"),
     (replace(CAM, gateway="http://g:1", engine="triton"), "--engine: triton and --url"),

@@ -97,6 +97,19 @@ def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
     assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
 
 
+def test_osd_of_relative_rules_is_that_of_the_same_pixels() -> None:
+    """Shares of the width and the height of the picture."""
+    pictures = []
+    for across, down in ((1.0, 1.0), (320.0, 240.0)):
+        roi = ((0.25 * across, 0.25 * down), (0.75 * across, 0.25 * down), (0.5 * across, 0.75 * down))
+        line = LineCrossing("A", ((0.125 * across, 0.5 * down), (0.875 * across, 0.5 * down)))
+        osd = Osd(replace(PLAIN, has_rules=True))
+        osd.set_source("cam", rules=Rules(roi_filtering=(RoiFiltering("R", roi),), line_crossing=(line,)))
+        pictures.append(osd.draw(result(0, objects=0)))
+    assert (pictures[0] == pictures[1]).all()
+    assert changed(pictures[0], result(0, objects=0).frame.image) > 1000
+
+
 @pytest.mark.parametrize("bottom", [120.0, 238.0, 240.0, 300.0])
 def test_osd_names_of_rules_that_share_a_region_can_all_be_read(bottom: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each name is inside the picture and covers no other, also if the region ends at or below the lower edge."""
