@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from penstock.vision.drawing import PALETTE
+from penstock.vision.drawing import color_of
 from tests.cli.conftest import Call, StandIn, jpeg
 
 
@@ -34,7 +34,7 @@ def test_draw_one_picture_writes_the_file_that_was_named(
     drawn = cv2.imread(str(out))
     assert drawn is not None
     assert drawn.shape == (100, 100, 3)
-    assert tuple(drawn[60, 10]) == PALETTE[0]
+    assert tuple(drawn[60, 10]) == color_of(0)
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
@@ -126,4 +126,4 @@ def test_draw_turned_picture_is_drawn_upright(penstock: Call, stand_in: StandIn,
     drawn = cv2.imread(str(out))
     assert drawn is not None
     assert drawn.shape == (200, 100, 3)
-    assert tuple(drawn[60, 10]) == PALETTE[0]
+    assert tuple(drawn[60, 10]) == color_of(0)

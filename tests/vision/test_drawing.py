@@ -13,8 +13,12 @@ from penstock.protocol.vision_results import (
     TextLine,
     TextLines,
 )
-from penstock.vision.captions import INK, CaptionedBox, Picture, position_captions
-from penstock.vision.drawing import PALETTE, draw_boxes, draw_lines, draw_result
+from penstock.vision.captions import CaptionedBox, position_captions
+from penstock.vision.drawing import color_of, draw_boxes, draw_captions, draw_lines, draw_result
+from penstock.vision.lettering import Picture
+from penstock.vision.palette import INK
+
+PALETTE = [color_of(number) for number in range(3)]
 
 
 def grey(width: int = 640, height: int = 480) -> Picture:
@@ -50,12 +54,12 @@ def test_draw_boxes_puts_the_line_on_the_box() -> None:
     ],
     ids=["inside", "corner", "right edge", "outside", "large", "tiny"],
 )
-def test_draw_boxes_caption_is_legible_wherever_the_box_is(
+def test_draw_captions_is_legible_wherever_the_box_is(
     width: int, height: int, xyxy: tuple[float, float, float, float]
 ) -> None:
     """The caption stays in the picture, dark on its own filled background."""
     drawn = grey(width, height)
-    draw_boxes(drawn, [CaptionedBox(xyxy, "person 0.91", 0)])
+    draw_captions(drawn, [CaptionedBox(xyxy, "person 0.91", 0)])
     is_ink = np.all(np.abs(drawn.astype(int) - INK) < 60, axis=2)
     is_background = np.all(drawn == PALETTE[0], axis=2)
     assert is_ink.sum() > 20
@@ -79,7 +83,7 @@ def test_position_captions_in_a_crowd_hide_no_box() -> None:
     (alone,) = position_captions(grey(), [CaptionedBox((100.0, 100.0, 400.0, 400.0), "person 0.91", 0)])
     assert placed[0] is not None
     assert alone is not None
-    assert placed[0][0].scale < alone[0].scale
+    assert placed[0][0].text_px < alone[0].text_px
 
 
 def test_draw_lines_stands_in_the_upper_left_corner() -> None:

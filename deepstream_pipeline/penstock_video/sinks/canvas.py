@@ -1,10 +1,8 @@
 """Drawing primitives on a picture, and label positions that do not overlap."""
 
-import colorsys
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,44 +12,23 @@ import numpy.typing as npt
 
 from penstock.protocol.vision_results import Mask
 from penstock.vision.drawing import MIN_KEYPOINT_SCORE
+from penstock.vision.lettering import Lettering, line_px_of, mixed, text_px_of
+from penstock.vision.palette import INK, Color
 from penstock_video.types import ByteArray
 
-Colour = tuple[int, int, int]  # RGB
 Pixel = tuple[int, int]
 Points = Sequence[Pixel] | npt.NDArray[np.int32]
 
-WHITE: Colour = (255, 255, 255)
-INK: Colour = (22, 24, 28)
-ALARM: Colour = (235, 64, 52)
-_TONES = ((0.75, 0.98), (0.35, 1.0), (0.9, 0.6))  # saturation, value: strong, pale, dark; in turn
-_COLOURS, _HUE_STEP = 33, 10 / 33  # eleven hues of each, since hues by the golden ratio return near 8, 13 and 21
-_MIN_TEXT_PX = 11
-_WEIGHT = 600  # of the font: semibold
-
-
-def colour_of(number: int) -> Colour:
-    """The same colour for the same number; any 33 consecutive numbers have clearly different ones."""
-    return _colour(number % _COLOURS)
-
-
-@cache
-def _colour(number: int) -> Colour:
-    hue = (0.55 + number * _HUE_STEP) % 1.0
-    saturation, value = _TONES[number % len(_TONES)]
-    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
-    return round(red * 255), round(green * 255), round(blue * 255)
-
 
 class Canvas:
-    """Draws into the given picture. text_px: letter height; line_px: line width."""
+    """Draws into the given picture, (H, W, 3) RGB. lettering: of its text; line_px: line width."""
 
     def __init__(self, picture: ByteArray) -> None:
         self.picture = picture
         self.height, self.width = picture.shape[:2]
-        size = math.sqrt(self.width * self.height)
-        self.text_px = max(_MIN_TEXT_PX, round(6 + size * 0.0145))
-        self.line_px = max(1, round(size / 420))
-        self._font = _font()
+        self.lettering = Lettering(text_px_of(self.width, self.height))
+        self.line_px = line_px_of(self.width, self.height)
+        self._edge_px = 2 * max(1, self.line_px // 3) if self.line_px > 1 else 0  # by which a dark edge widens a line
 
     def pixel(self, x: float, y: float) -> Pixel:
         """The nearest pixel, clipped near the picture."""
@@ -64,35 +41,46 @@ class Canvas:
         finite = points[np.isfinite(points).all(axis=1)]
         return np.rint(np.clip(finite, -bound, bound)).astype(np.int32)
 
-    def box(self, first: Pixel, second: Pixel, colour: Colour) -> None:
+    def box(self, first: Pixel, second: Pixel, color: Color) -> None:
         """A rectangle between two corners, with a dark edge if there is room."""
-        if self.line_px > 1:
-            cv2.rectangle(self.picture, first, second, INK, self.line_px + 2)
-        cv2.rectangle(self.picture, first, second, colour, self.line_px)
+        if self._edge_px:
+            cv2.rectangle(self.picture, first, second, INK, self.line_px + self._edge_px)
+        cv2.rectangle(self.picture, first, second, color, self.line_px)
 
-    def polyline(self, points: Points, colour: Colour, *, width_px: int = 0, is_closed: bool = False) -> None:
-        array = np.asarray(points, np.int32).reshape(-1, 1, 2)
-        cv2.polylines(self.picture, [array], is_closed, colour, width_px or self.line_px, cv2.LINE_AA)
+    def polyline(self, points: Points, color: Color, *, width_px: int = 0, is_closed: bool = False) -> None:
+        """A line through the points, with a dark edge if there is room."""
+        array, width_px = np.asarray(points, np.int32).reshape(-1, 1, 2), width_px or self.line_px
+        if self._edge_px:
+            cv2.polylines(self.picture, [array], is_closed, INK, width_px + self._edge_px)
+        cv2.polylines(self.picture, [array], is_closed, color, width_px, cv2.LINE_AA)
 
-    def arrow(self, tail: Pixel, head: Pixel, colour: Colour) -> None:
-        """An arrow with a head of constant size."""
+    def arrow(self, tail: Pixel, head: Pixel, color: Color) -> None:
+        """An arrow with a head of constant size and a dark edge."""
         length = math.dist(tail, head)
-        if length >= 1:
-            tip = min(0.5, self.text_px * 0.7 / length)
-            cv2.arrowedLine(self.picture, tail, head, colour, self.line_px, cv2.LINE_AA, 0, tip)
+        if length < 1:
+            return
+        size, width_px = self.lettering.text_px * 0.8, self.line_px + 1
+        along = (head[0] - tail[0]) / length, (head[1] - tail[1]) / length
+        base = head[0] - along[0] * size, head[1] - along[1] * size
+        wings = [(round(base[0] + side * along[1]), round(base[1] - side * along[0])) for side in (size / 2, -size / 2)]
+        tip = np.array([wings[0], head, wings[1]], np.int32)
+        self.polyline([tail, (round(base[0]), round(base[1]))], color, width_px=width_px)
+        cv2.polylines(self.picture, [tip], True, INK, 2 + self._edge_px)
+        cv2.fillPoly(self.picture, [tip], color, cv2.LINE_AA)
 
-    def tint(self, polygon: list[Pixel], colour: Colour, strength: float) -> None:
+    def tint(self, polygon: list[Pixel], color: Color, strength: float) -> None:
+        """Mixes the colour into a polygon."""
         array = np.array(polygon, np.int32)
         left, top = np.maximum(array.min(axis=0), 0).tolist()
         right, bottom = np.minimum(array.max(axis=0) + 1, (self.width, self.height)).tolist()
         if left >= right or top >= bottom:
             return
         part = self.picture[top:bottom, left:right]
-        mask = np.zeros(part.shape[:2], np.uint8)
-        cv2.fillPoly(mask, [array], (255,), offset=(-left, -top))
-        cv2.copyTo(_mixed(part, colour, strength), mask, part)
+        filled = part.copy()
+        cv2.fillPoly(filled, [array], color, offset=(-left, -top))
+        cv2.addWeighted(part, 1 - strength, filled, strength, 0.0, dst=part)
 
-    def tint_mask(self, mask: Mask, scale: float, colour: Colour, strength: float) -> None:
+    def tint_mask(self, mask: Mask, scale: float, color: Color, strength: float) -> None:
         """Tints an object's pixels. scale: pixels of this picture per pixel of the mask's."""
         if not mask.bits.size:
             return
@@ -101,72 +89,35 @@ class Canvas:
         bits = cv2.resize(mask.bits.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST)
         part = self.picture[top : top + height, left : left + width]
         if part.size:
-            cv2.copyTo(_mixed(part, colour, strength), bits[: part.shape[0], : part.shape[1]], part)
+            cv2.copyTo(mixed(part, color, strength), bits[: part.shape[0], : part.shape[1]], part)
 
-    def outline(self, corners: npt.NDArray[np.float64], colour: Colour) -> None:
+    def outline(self, corners: npt.NDArray[np.float64], color: Color) -> None:
         """A polygon (n, 2), with a dark edge if there is room."""
         points = self._bounded(corners)
-        if self.line_px > 1:
-            self.polyline(points, INK, width_px=self.line_px + 2, is_closed=True)
-        self.polyline(points, colour, is_closed=True)
+        self.polyline(points, color, is_closed=True)
 
-    def keypoints(
-        self, keypoints: npt.NDArray[np.float64], skeleton: Sequence[tuple[int, int]], colour: Colour
-    ) -> None:
+    def keypoints(self, keypoints: npt.NDArray[np.float64], skeleton: Sequence[tuple[int, int]], color: Color) -> None:
         """Draws the visible ones of (k, 3) keypoints, x and y in pixels, joined by the skeleton."""
         points = self._bounded(keypoints[:, :2]).tolist()
         is_seen = (keypoints[:, 2] >= MIN_KEYPOINT_SCORE).tolist()
         for one, other in skeleton:
             if max(one, other) < len(points) and is_seen[one] and is_seen[other]:
-                self.polyline([points[one], points[other]], colour)
+                self.polyline([points[one], points[other]], color)
         for point, is_drawn in zip(points, is_seen, strict=True):
             if is_drawn:
-                cv2.circle(self.picture, point, self.line_px + 3, INK, cv2.FILLED, cv2.LINE_AA)
-                cv2.circle(self.picture, point, self.line_px + 2, colour, cv2.FILLED, cv2.LINE_AA)
+                cv2.circle(self.picture, point, self.line_px + 2 + self._edge_px, INK, cv2.FILLED, cv2.LINE_AA)
+                cv2.circle(self.picture, point, self.line_px + 2, color, cv2.FILLED, cv2.LINE_AA)
 
     def _bounded(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
         bound = 4 * max(self.width, self.height)
         return np.rint(np.clip(np.nan_to_num(points), -bound, bound)).astype(np.int32)
 
-    def text_size(self, text: str) -> tuple[int, int]:
-        """(width, height) in pixels of the chip that `chip` draws for the text."""
-        _, _, width, _ = cv2.getTextSize((self.width, self.height), text, (0, 0), self._font, self.text_px, _WEIGHT)
-        return width + self._pad * 2, round(self.text_px * 1.2) + self._pad
-
-    def chip(self, text: str, at: Pixel, colour: Colour, *, strength: float = 1.0) -> None:
-        """Text on a background of this colour; `at` is its upper left corner, moved into the picture."""
-        width, height = self.text_size(text)
+    def plate(self, text: str, at: Pixel, color: Color, *, width: int = 0, strength: float = 1.0) -> None:
+        """Text on a plate of this colour; `at` is its upper left corner, moved into the picture. width: if known."""
+        width = width or self.lettering.width(text)
         left = max(0, min(at[0], self.width - width))
-        top = max(0, min(at[1], self.height - height))
-        right, bottom = min(left + width, self.width), min(top + height, self.height)
-        ground = self.picture[top:bottom, left:right]
-        if strength >= 1:
-            ground[:] = colour
-        else:
-            ground[:] = _mixed(ground, colour, strength)
-        baseline = (left + self._pad, top + self._pad // 2 + round(self.text_px * 0.92))
-        ink = INK if _is_light(colour) else WHITE
-        cv2.putText(self.picture, text, baseline, ink, self._font, self.text_px, _WEIGHT)
-
-    @property
-    def _pad(self) -> int:
-        return max(2, self.text_px // 4)
-
-
-@cache
-def _font() -> "cv2.FontFace":
-    return cv2.FontFace("sans")
-
-
-def _mixed(part: ByteArray, colour: Colour, strength: float) -> ByteArray:
-    darker = cv2.convertScaleAbs(part, alpha=1 - strength)
-    mixed: ByteArray = cv2.add(darker, (*(channel * strength for channel in colour), 0.0))
-    return mixed
-
-
-def _is_light(colour: Colour) -> bool:
-    red, green, blue = colour
-    return 0.299 * red + 0.587 * green + 0.114 * blue > 125
+        top = max(0, min(at[1], self.height - self.lettering.height))
+        self.lettering.plate(self.picture, text, (left, top), color, width=width, strength=strength)
 
 
 Box = tuple[Pixel, Pixel]  # upper left and lower right corner
@@ -178,11 +129,10 @@ _LITTLE = 0.1  # of a label: covering the edge of another box by this hides no o
 
 
 class LabelPosition(NamedTuple):
-    """at: upper left corner. side: None inside the box or without room beside it. is_free: covers no other label."""
+    """at: upper left corner. side: None inside the box or without room beside it."""
 
     at: Pixel
     side: Side | None
-    is_free: bool = True
 
 
 class LabelLayout:
@@ -194,12 +144,14 @@ class LabelLayout:
         # (left, top, right) of labels by band of a label's height: a label overlaps its band and the two beside it.
         self._taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def take(self, box: Box, width: int, others: Sequence[Box] = (), *, former: Side | None = None) -> LabelPosition:
-        """A position for a label at the box. former: its side in the last picture, kept if possible.
+    def take(
+        self, box: Box, width: int, others: Sequence[Box] = (), *, former: Side | None = None
+    ) -> LabelPosition | None:
+        """A position for a label at the box, or None if each would cover another label.
 
+        former: its side in the last picture, kept if possible.
         Tried in order: above the box, below it, inside at its top, further down inside; at its left edge, then its
-        right. The first that covers no other box is used, else the one that covers least. Without free space it is the
-        first, drawn below other labels.
+        right. The first that covers no other box is used, else the one that covers least.
         """
         best, least = None, float("inf")
         little = _LITTLE * width * self.height
@@ -212,9 +164,8 @@ class LabelLayout:
                 best, least = place, covered
             if covered <= little:
                 break
-        if best is None:
-            return next(self._places(box, width))._replace(is_free=False)
-        self.keep_free(best.at, width)
+        if best is not None:
+            self.keep_free(best.at, width)
         return best
 
     def keep_free(self, place: Pixel, width: int) -> None:

@@ -1,6 +1,7 @@
 """Draws a result into its picture: boxes, masks, keypoints, oriented boxes, text, areas, depth, names of classes."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cv2
@@ -19,29 +20,13 @@ from penstock.protocol.vision_results import (
     VisionResult,
     label_of,
 )
-from penstock.vision.captions import (
-    CaptionedBox,
-    Color,
-    Picture,
-    draw_caption,
-    drawable,
-    lettering_of,
-    position_captions,
-)
+from penstock.vision import palette
+from penstock.vision.captions import CaptionedBox, lettering_of, position_captions
+from penstock.vision.lettering import Picture, drawable, line_px_of
+from penstock.vision.palette import Color
 
 Points = npt.NDArray[np.int32]  # (n, 2): x, y in pixels of the picture
 
-# Far apart from their neighbours in hue; all are bright enough for a dark caption.
-PALETTE: tuple[Color, ...] = (
-    (80, 220, 60),
-    (60, 180, 255),
-    (255, 190, 60),
-    (190, 130, 255),
-    (60, 240, 250),
-    (255, 170, 210),
-    (220, 230, 60),
-    (110, 140, 255),
-)
 MIN_KEYPOINT_SCORE = 0.25
 MAX_CAPTIONS = 200  # boxes; more captions would hide each other
 MAX_LEGEND_LINES = 12  # of classes of a segmentation, the largest first
@@ -65,7 +50,7 @@ def draw_result(
                 image, [(_caption(label_of(one, labels), score), color_of(i)) for i, (one, score) in enumerate(rows)]
             )
         case Embedding():
-            draw_lines(image, [(f"embedding of {len(result.vector)} values", PALETTE[0])])
+            draw_lines(image, [(f"embedding of {len(result.vector)} values", color_of(0))])
         case TextLines():
             _draw_text_lines(image, result)
         case SegmentationMap():
@@ -75,27 +60,29 @@ def draw_result(
 
 
 def color_of(class_id: int) -> Color:
-    """The class's colour in the palette, shifted by one each round, so that classes 0, 8 and 16 differ."""
-    return PALETTE[(class_id + class_id // len(PALETTE)) % len(PALETTE)]
+    """The class's colour in the palette: blue, green, red."""
+    red, green, blue = palette.color_of(class_id)
+    return blue, green, red
 
 
 def draw_lines(image: Picture, lines: Iterable[tuple[str, Color]]) -> None:
     """Draws lines of text into the upper left corner, each on its own colour. Lines below the picture are left out."""
     lettering, top = lettering_of(image), 0
     for text, color in lines:
-        plain = drawable(text)[:MAX_CAPTION_CHARACTERS]
-        if top and top + lettering.size(plain)[1] > image.shape[0]:
+        plain = lettering.fitted(drawable(text)[:MAX_CAPTION_CHARACTERS], image.shape[1])
+        if top and top + lettering.height > image.shape[0]:
             return
-        position = lettering.position(image, plain, 0, top)
-        draw_caption(image, plain, lettering, position, background=color)
-        top = position.bottom
+        lettering.plate(image, plain, (0, top), color)
+        top += lettering.height
 
 
 def draw_boxes(image: Picture, boxes: Sequence[CaptionedBox]) -> None:
-    """Draws rectangles, the first on top, and their captions."""
+    """Draws rectangles with a dark edge, the first on top, and their captions."""
     for box in reversed(boxes):
         low, high = _points(image, np.array(box.xyxy).reshape(2, 2)).tolist()
-        cv2.rectangle(image, low, high, color_of(box.class_id), line_width(image), cv2.LINE_AA)
+        if (width := line_width(image)) > 1:
+            cv2.rectangle(image, low, high, palette.INK, width + 2)
+        cv2.rectangle(image, low, high, color_of(box.class_id), width)
     draw_captions(image, boxes)
 
 
@@ -104,15 +91,17 @@ def draw_captions(image: Picture, boxes: Sequence[CaptionedBox]) -> None:
 
     A small box has a small caption. One that would hide another box or an earlier box's caption is left out.
     """
-    boxes = boxes[:MAX_CAPTIONS]
+    full = lettering_of(image)
+    boxes = [replace(box, caption=full.fitted(box.caption, image.shape[1])) for box in boxes[:MAX_CAPTIONS]]
     for box, placed in zip(boxes, position_captions(image, boxes), strict=True):
         if placed is not None:
-            draw_caption(image, box.caption, *placed, background=color_of(box.class_id))
+            lettering, at = placed
+            lettering.plate(image, box.caption, (at.left, at.top), color_of(box.class_id))
 
 
 def line_width(image: Picture) -> int:
-    """Line width in pixels: 2 in a VGA picture, more in a larger one."""
-    return int(max(2, round(max(image.shape[:2]) / 500)))
+    """Line width in pixels for the picture's size."""
+    return line_px_of(image.shape[1], image.shape[0])
 
 
 def _draw_detections(
@@ -147,11 +136,12 @@ def _draw_keypoints(
     width = line_width(image)
     for one, other in skeleton:
         if max(one, other) < len(points) and is_seen[one] and is_seen[other]:
+            cv2.line(image, points[one], points[other], palette.INK, width + 2, cv2.LINE_AA)
             cv2.line(image, points[one], points[other], color, width, cv2.LINE_AA)
     for point, is_drawn in zip(points, is_seen, strict=True):
         if is_drawn:
-            cv2.circle(image, point, 2 * width, color, cv2.FILLED, cv2.LINE_AA)
-            cv2.circle(image, point, 2 * width, (255, 255, 255), max(1, width // 2), cv2.LINE_AA)
+            cv2.circle(image, point, width + 3, palette.INK, cv2.FILLED, cv2.LINE_AA)
+            cv2.circle(image, point, width + 2, color, cv2.FILLED, cv2.LINE_AA)
 
 
 def _draw_text_lines(image: Picture, found: TextLines) -> None:
@@ -206,7 +196,10 @@ def _blend(image: Picture, mask: Mask, color: Color) -> None:
 
 
 def _draw_outline(image: Picture, outline: Points, color: Color) -> None:
-    cv2.polylines(image, [outline], True, color, line_width(image), cv2.LINE_AA)
+    width = line_width(image)
+    if width > 1:
+        cv2.polylines(image, [outline], True, palette.INK, width + 2, cv2.LINE_AA)
+    cv2.polylines(image, [outline], True, color, width, cv2.LINE_AA)
 
 
 def oriented_corners(xywhr: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

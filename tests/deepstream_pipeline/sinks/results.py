@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock_video.analytics.rules import LineCrossing, Overcrowding, RoiFiltering, Rules
 from penstock_video.sinks.osd import OsdOptions
 from penstock_video.types import (
     AnalyticsEvent,
     AnalyticsKind,
+    ByteArray,
     ClassScore,
     Detections,
     Frame,
@@ -19,8 +21,30 @@ from tests.deepstream_pipeline.clips import numbered_picture
 
 UNIX_S = 1_800_000_000.5
 PLAIN = OsdOptions(
-    has_boxes=False, has_labels=False, has_masks=False, has_trails=False, has_rules=False, has_title=False
+    has_boxes=False,
+    has_labels=False,
+    has_masks=False,
+    has_trails=False,
+    has_rules=False,
+    has_title=False,
+    has_counters=False,
 )
+
+LAWN = ((40.0, 60.0), (280.0, 60.0), (280.0, 200.0), (40.0, 200.0))
+RULES = Rules(
+    320,
+    240,
+    roi_filtering=(RoiFiltering("Lawn", LAWN),),
+    overcrowding=(Overcrowding("Gate", LAWN, 3),),
+    line_crossing=(LineCrossing("Entry", ((20, 120), (300, 120)), ((160, 80), (160, 160))),),
+)
+
+
+def changed(picture: ByteArray | None, original: ByteArray | None) -> int:
+    """How many pixels of the picture differ."""
+    assert picture is not None
+    assert original is not None
+    return int((picture != original).any(axis=2).sum())
 
 
 class Clock:

@@ -7,9 +7,9 @@ from penstock_video.sinks.canvas import LabelLayout, LabelPosition, Pixel, neigh
 PICTURE, HEIGHT, WIDTH = (640, 360), 20, 90
 
 
-def taken_of(place: LabelPosition) -> tuple[Pixel, bool]:
-    """Where it is, and whether it is free."""
-    return place.at, place.is_free
+def taken_of(place: LabelPosition | None) -> Pixel | None:
+    """Where it is; None without a free position."""
+    return None if place is None else place.at
 
 
 def overlap(first: Pixel, second: Pixel) -> bool:
@@ -18,12 +18,11 @@ def overlap(first: Pixel, second: Pixel) -> bool:
 
 
 def test_labels_of_one_place_go_above_below_and_inside_down_the_box() -> None:
-    """In that order; a caller that finds none free learns it, and gets the first."""
+    """In that order; without a free position there is none."""
     places = LabelLayout(PICTURE, HEIGHT)
     taken = [taken_of(places.take(((200, 100), (240, 170)), WIDTH)) for _ in range(10)]
-    left = [((200, 80), True), ((200, 170), True), ((200, 100), True), ((200, 120), True), ((200, 140), True)]
-    assert taken[:5] == left
-    assert taken[5:] == [((200, 80), False)] * 5
+    assert taken[:5] == [(200, 80), (200, 170), (200, 100), (200, 120), (200, 140)]
+    assert taken[5:] == [None] * 5
 
 
 def test_label_that_has_no_room_on_the_right_ends_at_its_boxs_right_edge() -> None:
@@ -31,7 +30,7 @@ def test_label_that_has_no_room_on_the_right_ends_at_its_boxs_right_edge() -> No
     places = LabelLayout(PICTURE, HEIGHT)
     for _ in range(5):
         places.take(((270, 100), (310, 170)), WIDTH)
-    assert taken_of(places.take(((200, 100), (240, 170)), WIDTH)) == ((240 - WIDTH, 80), True)
+    assert taken_of(places.take(((200, 100), (240, 170)), WIDTH)) == (240 - WIDTH, 80)
 
 
 def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
@@ -40,17 +39,17 @@ def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
     boxes = [((x, y), (x + 25, y + 60)) for y in range(-30, 350, 95) for x in range(-40, 640, 33)]
     boxes += [((-5000, -5000), (5000, 5000)), ((300, 200), (200, 100)), ((639, 359), (639, 359))]
     taken = [taken_of(places.take(box, WIDTH)) for box in boxes]
-    free = [at for at, is_free in taken if is_free]
+    free = [at for at in taken if at is not None]
     assert len(free) > len(boxes) * 0.7
     assert not any(overlap(*pair) for pair in combinations(free, 2))
-    for (x, y), _ in taken:
+    for x, y in free:
         assert 0 <= x <= PICTURE[0] - WIDTH
         assert 0 <= y <= PICTURE[1] - HEIGHT
 
 
 def test_label_wider_than_the_picture_begins_at_its_edge() -> None:
     """There is nothing better."""
-    assert taken_of(LabelLayout((50, 30), HEIGHT).take(((40, 25), (45, 28)), WIDTH)) == ((0, 5), True)
+    assert taken_of(LabelLayout((50, 30), HEIGHT).take(((40, 25), (45, 28)), WIDTH)) == (0, 5)
 
 
 def test_label_stands_where_it_hides_no_one_else() -> None:
@@ -63,14 +62,14 @@ def test_label_stands_where_it_hides_no_one_else() -> None:
         ((((250, 40), (290, 100)),), (240 - WIDTH, 80)),
         ((behind, left), (200, 170)),
     ):
-        assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, others)) == (place, True)
+        assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, others)) == place
 
 
 def test_label_in_a_dense_group_hides_the_least() -> None:
     """Where every place covers someone, the one that covers least of them is taken."""
     box, crowd = ((200, 100), (240, 170)), ((100, 20), (340, 168))
     for other, place in ((((240, 150), (340, 200)), (150, 170)), (((100, 168), (340, 180)), (200, 170))):
-        assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, (crowd, other))) == (place, True)
+        assert taken_of(LabelLayout(PICTURE, HEIGHT).take(box, WIDTH, (crowd, other))) == place
 
 
 def test_label_stays_at_its_side_of_the_box_while_it_can() -> None:
