@@ -48,6 +48,7 @@ def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | 
 
 
 LOG_FOLDER_VARIABLE = "PENSTOCK_LOG_FOLDER"  # of the stack, for its processes
+PROCESS_VARIABLE = "PENSTOCK_PROCESS"  # of the gateway's processes: their role
 PARENT = "up"  # role of the parent process
 
 
@@ -64,9 +65,15 @@ def also_log_to_stack(process: str) -> None:
 
     process: its role in the stack. Call it after configure_logs.
     """
-    if folder := os.environ.get(LOG_FOLDER_VARIABLE):
+    if (folder := stack_log_folder()) is not None:
         processors = [each for each in structlog.get_config()["processors"] if not isinstance(each, LogFile)]
-        structlog.configure(processors=[*processors[:-1], LogFile(Path(folder), process), processors[-1]])
+        structlog.configure(processors=[*processors[:-1], LogFile(folder, process), processors[-1]])
+
+
+def stack_log_folder() -> Path | None:
+    """The folder of the log of the stack that this process belongs to."""
+    folder = os.environ.get(LOG_FOLDER_VARIABLE)
+    return Path(folder) if folder else None
 
 
 def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:

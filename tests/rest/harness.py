@@ -19,12 +19,13 @@ from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.readiness import Readiness, as_served
-from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.app import CoreServices, create_app
 from penstock.gateway.rest.limits import RestLimits
 from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.openapi import describe
 from penstock.gateway.rest.routes import ForwardedIdentity, RequestAuthentication
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF
+from penstock.gateway.system.reports import SystemReports
 from penstock.gateway.tracing import Tracer
 from penstock.network import bind
 from penstock.protocol.batch_reports import ModelBatchReport, RequestExplanation
@@ -34,6 +35,7 @@ from penstock.protocol.inference import BatchOwner, Tensor, Timings, tensor_from
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
 from penstock.protocol.vision_results import Detections
 from penstock.vision.results import ImageRequest, ImageResponse
+from tests.support.system_sources import plain_sources
 
 Headers = Sequence[tuple[bytes, bytes]]
 KNOWN_MODEL = "ident"
@@ -196,13 +198,15 @@ class Front:
     uploads: ModelUploads | None = None  # of models that are added by `add_options`
     add_options: AddProcessOptions | None = None
     gate: ForwardedIdentity | None = None  # of a core
+    system: SystemReports = field(default_factory=lambda: SystemReports(plain_sources()))
 
     def __post_init__(self) -> None:
         plane: Any = self.plane
         recorder: Any = self.recorder
         gate = RequestAuthentication(self.door) if self.door is not None else self.gate
         adder = ModelAdder(plane, self.uploads, self.add_options) if self.uploads is not None else None
-        self.app = create_app(plane, self.limits, recorder, gate=gate, adder=adder)
+        services = CoreServices(adder, self.system)
+        self.app = create_app(plane, self.limits, recorder, gate=gate, services=services)
 
     @property
     def fastapi(self) -> FastAPI:

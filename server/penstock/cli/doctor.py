@@ -49,6 +49,13 @@ def doctor(
         raise typer.Exit(1)
 
 
+def examine_from_stdin() -> None:
+    """For the gateway: reads its settings as JSON from standard input, writes findings on the machine as `--json`."""
+    os.nice(10)
+    settings = Settings.model_validate_json(sys.stdin.read())
+    sys.stdout.write(as_object(examine(plan_of(settings))))
+
+
 def _settings(config: Path | None) -> tuple[Settings, str]:
     """Settings of `penstock up`; if they are invalid, the defaults and the error."""
     try:
@@ -139,3 +146,7 @@ def summary_line(findings: Sequence[Finding]) -> str:
     parts = [f"{counts[status]} {status.value}" for status in Severity if counts[status]]
     verdict = "penstock up can serve here" if can_serve(findings) else "penstock up cannot serve here"
     return f"{verdict}: {', '.join(parts)}"
+
+
+if __name__ == "__main__":
+    examine_from_stdin()

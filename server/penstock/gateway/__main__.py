@@ -21,9 +21,9 @@ def main() -> int:
     from penstock.gateway.main import CoreOptions, run_gateway
     from penstock.gateway.settings import Settings
     from penstock.gateway.worker import WorkerOptions, run_worker
-    from penstock.gateway.workers.gateway_process import CORE, FRONT, PROCESS_VARIABLE
+    from penstock.gateway.workers.gateway_process import CORE, FRONT
     from penstock.gateway.workers.running_stacks import reachable_folder
-    from penstock.logs import also_log_to_stack, configure_logs, get_logger
+    from penstock.logs import PROCESS_VARIABLE, also_log_to_stack, configure_logs, get_logger
     from penstock.network import PortTaken
     from penstock.protocol.extensions import ExtensionError
 

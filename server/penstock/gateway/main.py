@@ -28,14 +28,17 @@ from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
-from penstock.gateway.rest.app import create_app
+from penstock.gateway.rest.app import CoreServices, create_app
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.metrics_app import create_metrics_app
 from penstock.gateway.rest.routes import ForwardedIdentity
 from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
+from penstock.gateway.settings_report import read_origins, setting_rows
 from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.system.reports import SystemReports
+from penstock.gateway.system_sources import GatewayView, system_sources
 from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
 from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.gateway_process import (
@@ -75,7 +78,8 @@ class Gateway:
 
     def __init__(self, settings: Settings, control: ControlConnection | None, place: CoreOptions) -> None:
         run_dir = place.workers_dir
-        self._settings, self._control, self.is_sick = settings, control, False
+        self._settings, self._control, self.is_sick, self._run_dir = settings, control, False, place.run_dir
+        self._engine_name = ""
         self._news = EngineStatusMessage(settings.engine_is_external, "the engine is starting", 0)
         self.metrics = Metrics(None if run_dir is None else MetricFiles(run_dir / METRIC_FILES, "core"))
         main = composition.compose_engine(settings, place.run_dir)
@@ -188,6 +192,22 @@ class Gateway:
             return None
         return self.parts.options.of(known.config)
 
+    def reports(self) -> SystemReports:
+        """Reports on this gateway and its stack."""
+        settings, run_dir = self._settings, self._run_dir
+        view = GatewayView(
+            engine=self.engine,
+            watch=self.watch,
+            telemetry=self.telemetry,
+            engine_name=lambda: self._engine_name,
+            readiness=lambda: self.plane.readiness().reason,
+            in_flight=lambda: self.parts.limiter.statistics().requests,
+            queues=self.batching.statistics,
+            parent=lambda: self._news,
+            settings=lambda: setting_rows(settings, read_origins(run_dir)),
+        )
+        return SystemReports(system_sources(settings, view))
+
     @property
     def outlived_by_engine(self) -> bool:
         """Whether the engine is external and continues when this gateway ends."""
@@ -226,9 +246,9 @@ class Gateway:
                 log.warning("waiting for the engine", engine=self.engine.place, reason=self.watch.reason)
         models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
         unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
+        self._engine_name = await composition.describe_engine(self._settings, self.engine.engine)
         if self._control is not None:
-            engine = await composition.describe_engine(self._settings, self.engine.engine)
-            self._control.send(GatewayReady(engine, models, unavailable, self.plane.readiness().reason))
+            self._control.send(GatewayReady(self._engine_name, models, unavailable, self.plane.readiness().reason))
 
     def _is_missed(self, known: KnownModel) -> bool:
         """Whether it should serve and does not. Models excluded by --models or an external Triton do not count."""
@@ -300,9 +320,9 @@ async def _open_listeners(
     checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
     adding = AddProcessOptions(allows_code=settings.allow_model_code)
-    adder = ModelAdder(gateway.plane, gateway.parts.uploads, adding)
+    services = CoreServices(ModelAdder(gateway.plane, gateway.parts.uploads, adding), gateway.reports())
     rest = HttpListener(
-        create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate, adder=adder),
+        create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate, services=services),
         http_address,
         limits=composition.connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
         unread=gateway.parts.limiter,

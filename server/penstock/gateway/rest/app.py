@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import traceback
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import chain
 
@@ -20,7 +21,7 @@ from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_adder import ModelAdder
-from penstock.gateway.rest import models, openapi, shared_memory, streaming
+from penstock.gateway.rest import models, openapi, shared_memory, streaming, system
 from penstock.gateway.rest.add_model import AddModelEndpoint, add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
@@ -38,6 +39,7 @@ from penstock.gateway.rest.routes import (
     with_cors,
 )
 from penstock.gateway.rest.streaming import CoreRoute, HttpForwarder, forwarded
+from penstock.gateway.system.reports import SystemReports
 from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.logs import get_logger
 from penstock.protocol.errors import InferenceError, error_for_client
@@ -230,6 +232,14 @@ def _announces_body(scope: Scope) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class CoreServices:
+    """Services of the process with the engine; workers have none. adder: adds models. system: reports on the stack."""
+
+    adder: ModelAdder | None = None
+    system: SystemReports | None = None
+
+
 def create_app(
     plane: DataPlane,
     limits: RestLimits,
@@ -237,12 +247,12 @@ def create_app(
     *,
     gate: RequestAuthentication | ForwardedIdentity | None = None,
     core_route: CoreRoute | None = None,
-    adder: ModelAdder | None = None,
+    services: CoreServices = CoreServices(),
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
     gate: checks each request before its body is read; a core's is a ForwardedIdentity. core_route: of a worker, which
-    serves only inference and health itself, and forwards everything else. adder: adds models; None in a worker.
+    serves only inference and health itself, and forwards everything else.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     errors = _ErrorHandlers(record)
@@ -261,7 +271,8 @@ def create_app(
         },
     )
     app.state.plane, app.state.limits, app.state.record, app.state.gate = plane, limits, record, gate
-    _add_routes(app, core_route, adder)
+    app.state.services = services
+    _add_routes(app, core_route, services.adder)
     served: ASGIApp = _RawPaths(app, errors)
     served = RootMiddleware(served, plane, record, is_counting=not isinstance(gate, ForwardedIdentity))
     if plane.tracer is not None:
@@ -280,6 +291,7 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     )
     served = [infer, image, add, models.health, openapi.pages]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
+    others.append(system.router)
     if core_route is None:
         served += others
     else:

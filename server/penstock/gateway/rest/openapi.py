@@ -33,6 +33,7 @@ from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import Role, Verb
 from penstock.protocol.image_answer import ImageAnswer
 from penstock.protocol.model_addition import ModelAdded
+from penstock.protocol.system_reports import AuditReport, FindingsReport, LogReport, SettingsReport, SystemReport
 
 Json = dict[str, Any]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -116,6 +117,11 @@ _STRUCTS = (  # what the gateway itself encodes
     ModelBatchReport,
     schemas.ServerMetadata,
     ImageAnswer,
+    SystemReport,
+    SettingsReport,
+    FindingsReport,
+    LogReport,
+    AuditReport,
 )
 _ENGINE_TIMEOUT_S = 2.0
 _EXTENSION = "x-triton-extension"  # of an operation: the engine extension that it needs

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engines.triton.supervisor import RestartBackoff
-from penstock.logs import get_logger
+from penstock.logs import PROCESS_VARIABLE, get_logger
 
 SICK_GRACE_S = 5.0  # for running requests when a gateway ends because its embedded engine is unhealthy
 MAX_LINE_BYTES = 4 << 20  # GatewayReady lists every model that cannot be served, with its reason
@@ -137,7 +137,6 @@ GATEWAY_ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # also for its children: nothing is imported from the working directory
     "GRPC_VERBOSITY": "NONE",  # its lines would break our log format; errors are raised as exceptions
 }
-PROCESS_VARIABLE = "PENSTOCK_PROCESS"  # the part's name, for the log
 MAX_FAILED_STARTS = 3  # of a gateway that has never served
 CORE, FRONT = "core", "front-"  # names of the gateway's parts, in its arguments
 GATEWAY_PROGRAM = (sys.executable, "-m", "penstock.gateway")

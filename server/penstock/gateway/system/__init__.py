@@ -1,0 +1,1 @@
+"""What the system endpoints answer: processes, state, findings, logs."""

@@ -1,0 +1,188 @@
+"""JSON of the system endpoints: the state of a stack, its settings, doctor's findings, the audit log."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.log_file import LogLine
+
+
+class ReplicaSummary(msgspec.Struct, frozen=True):
+    """One of several Tritons. state: up, ejected or down. ejections: since the start."""
+
+    url: str
+    state: str
+    in_flight: int
+    ejections: int
+
+
+class EngineSummary(msgspec.Struct, frozen=True):
+    """The engine. kind: triton, embedded, external, or module:Class of a user's.
+
+    name: with its version; empty until it serves. reason: why it is not up. restarts: since the start of the stack.
+    """
+
+    kind: str
+    name: str
+    is_up: bool
+    reason: str
+    restarts: int
+    replicas: list[ReplicaSummary] = []
+
+
+class ProcessUsage(msgspec.Struct, frozen=True):
+    """A process of the stack. role: such as up (the parent), gateway, worker 1, decoder, triton.
+
+    rss_bytes: resident memory, with pages shared with other processes. cpu_seconds: user and system, of all threads.
+    """
+
+    pid: int
+    role: str
+    rss_bytes: int
+    cpu_seconds: float
+    age_s: float
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    """A model. state: ready, unavailable or not loaded. reason: why it is not ready."""
+
+    name: str
+    state: str
+    reason: str = ""
+
+
+class ModelQueue(msgspec.Struct, frozen=True):
+    """The queue of a model whose batches the gateway forms.
+
+    waiting: requests. in_flight: engine calls. wait_s: estimate for a new request of one row; null if not known.
+    dropped: requests since the start, by reason.
+    """
+
+    model: str
+    waiting: int
+    rows: int
+    in_flight: int
+    wait_s: float | None
+    dropped: dict[str, int]
+
+
+class GpuProcess(msgspec.Struct, frozen=True):
+    """A process with a context on the GPU. time_share: from 0 to 1, in which its kernels ran."""
+
+    pid: int
+    name: str
+    memory_bytes: int | None
+    time_share: float | None
+    is_mps_client: bool
+
+
+class GpuSummary(msgspec.Struct, frozen=True):
+    """One GPU. Shares are means over 10 s, from 0 to 1; null if the card does not measure them.
+
+    lost: why the card cannot be used; empty if it can. kernel_running: nvidia-smi's utilization.
+    """
+
+    index: int
+    name: str
+    lost: str
+    sm_activity: float | None
+    kernel_running: float | None
+    memory_used_bytes: int | None
+    memory_bytes: int | None
+    processes: list[GpuProcess]
+
+
+class MpsSummary(msgspec.Struct, frozen=True):
+    """CUDA's Multi-Process Service. unattached: GPU processes of the engine without it.
+
+    active_thread_percentage, pinned_memory: each client's share as set; 0 or "auto" and "" for the default.
+    """
+
+    clients: int
+    unattached: int
+    restarts: int
+    recovery_s: float
+    active_thread_percentage: float | str
+    pinned_memory: str
+
+
+class SystemReport(msgspec.Struct, frozen=True):
+    """The state of a stack. reason: why it is not ready. in_flight: requests. errors: the last ones in the log.
+
+    mps: null without it.
+    """
+
+    version: str
+    uptime_s: float
+    is_ready: bool
+    reason: str
+    workers: int
+    in_flight: int
+    engine: EngineSummary
+    models: list[ModelSummary]
+    queues: list[ModelQueue]
+    processes: list[ProcessUsage]
+    gpus: list[GpuSummary]
+    mps: MpsSummary | None
+    errors: list[LogLine]
+
+
+class SettingReport(msgspec.Struct, frozen=True):
+    """A setting in force. origin: default, file, variable, flag, or start if it was decided at the start.
+
+    source: FILE:LINE, the variable or the flag; empty for default and start. value: null for none, "(hidden)" for
+    secrets.
+    """
+
+    name: str
+    value: Any
+    default: Any
+    origin: str
+    source: str = ""
+
+
+class SettingsReport(msgspec.Struct, frozen=True):
+    """All settings."""
+
+    settings: list[SettingReport]
+
+
+class FindingReport(msgspec.Struct, frozen=True):
+    """A finding of `penstock doctor`. status: ok, note, warning or problem. advice: what to do; may be empty."""
+
+    id: str
+    subject: str
+    status: str
+    found: str
+    advice: str
+
+
+class FindingsReport(msgspec.Struct, frozen=True):
+    """Findings on the machine and the models. age_s: time since the examination."""
+
+    findings: list[FindingReport]
+    age_s: float
+
+
+class LogReport(msgspec.Struct, frozen=True):
+    """Lines of the log, the oldest first. next: the position behind them, for the parameter `after`."""
+
+    lines: list[LogLine]
+    next: str
+
+
+class AuditLine(msgspec.Struct, frozen=True):
+    """A line of the audit log. client: null without a key. outcome: ok, or the reason of the refusal."""
+
+    time: str
+    client: str | None
+    address: str | None
+    action: str
+    target: str
+    outcome: str
+
+
+class AuditReport(msgspec.Struct, frozen=True):
+    """Lines of the audit log, the oldest first."""
+
+    lines: list[AuditLine]

@@ -1,0 +1,53 @@
+"""The system endpoints of real stacks: one process with Triton, and workers with a core."""
+
+import json
+import urllib.parse
+from typing import Any
+
+import pytest
+
+from tests.support.http import call
+from tests.support.stack import RunningStack
+
+
+def get(stack: RunningStack, path: str, **query: object) -> Any:
+    answer = call("GET", f"{stack.http_url}{path}?{urllib.parse.urlencode(query)}")
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+@pytest.mark.xdist_group("stack")
+def test_system_of_a_stack_with_triton(stack: RunningStack) -> None:
+    """Engine, models, and every process with its role; the log has the lines of parent, gateway and Triton."""
+    state = get(stack, "/v1/system")
+    assert state["engine"]["name"].startswith("triton 2.")
+    assert {"name": "street", "state": "ready", "reason": ""} in state["models"]
+    roles = [process["role"] for process in state["processes"]]
+    assert roles[0] == "up"
+    assert {"gateway", "tritonserver", "decoder"} <= set(roles)
+    assert "street_0_0" in roles, "a process of Triton's Python backend is named by its model instance"
+    assert all(process["rss_bytes"] > 1 << 20 for process in state["processes"])
+    assert {line["process"] for line in get(stack, "/v1/logs", limit=1000)["lines"]} == {"up", "gateway"}
+    assert get(stack, "/v1/logs", text="triton: ", limit=5)["lines"], "Triton's own lines"
+
+
+@pytest.mark.xdist_group("stack")
+def test_settings_and_findings_of_a_stack(stack: RunningStack) -> None:
+    """The settings are those in force; doctor examines the machine for them."""
+    rows = {row["name"]: row for row in get(stack, "/v1/system/config")["settings"]}
+    assert f":{rows['http_port']['value']}" in stack.http_url
+    assert rows["decoders"]["value"] == 1
+    assert rows["grace_s"]["origin"] == "default"
+    found = {row["id"]: row for row in get(stack, "/v1/system/findings")["findings"]}
+    assert {"host.system", "cpu.cores", "memory.size", "engine.choice"} <= found.keys()
+    assert found["ports.ours"]["status"] == "ok", "its own ports are no fault"
+
+
+def test_system_of_a_stack_with_workers(fronts: RunningStack) -> None:
+    """Workers forward the question to the core, and the log has their lines, too."""
+    for _ in range(4):  # connections go to both workers
+        state = get(fronts, "/v1/system")
+        assert state["workers"] == 2
+        assert {"up", "gateway", "worker 1", "worker 2"} <= {process["role"] for process in state["processes"]}
+    lines = get(fronts, "/v1/logs", text="listening", limit=100)["lines"]
+    assert {"worker 1", "worker 2"} <= {line["process"] for line in lines}

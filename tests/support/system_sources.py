@@ -1,0 +1,40 @@
+"""Sources of system reports that need no gateway."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.model_health import KnownModel
+from penstock.gateway.system.examination import Examination
+from penstock.gateway.system.reports import SystemSources
+from penstock.protocol.system_reports import EngineSummary, SettingReport
+
+FINDINGS = '{"findings": [{"id": "disk.room", "subject": "disk", "status": "warning", "found": "full", "advice": "x"}]}'
+
+
+def doctor_that_prints(text: str, **options: Any) -> Examination:
+    """A program in doctor's place that reads its input and prints this."""
+    code = f"import sys; sys.stdin.read(); print({text!r})"
+    return Examination(b"{}", (sys.executable, "-S", "-c", code), **options)
+
+
+def plain_sources(**changes: Any) -> SystemSources:
+    """An embedded engine with one model that serves and one that does not; the log and the audit log are empty."""
+    models = {"street": KnownModel("street", True), "broken": KnownModel("broken", False, "its file is empty")}
+    values: dict[str, Any] = {
+        "workers": 1,
+        "readiness": lambda: "",
+        "in_flight": lambda: 0,
+        "engine": lambda: EngineSummary("embedded", "ONNX Runtime", True, "", 0),
+        "models": lambda: models,
+        "is_left_out": lambda known: False,
+        "queues": dict,
+        "gpus": tuple,
+        "lost_gpus": dict,
+        "mps": lambda: None,
+        "settings": lambda: [SettingReport("http_port", 8000, 8000, "default")],
+        "examination": doctor_that_prints(FINDINGS),
+        "log_folder": Path("/nonexistent"),
+        "audit_log": Path(__file__),
+    }
+    return SystemSources(**values | changes)
