@@ -7,7 +7,8 @@ from structlog.testing import capture_logs
 
 from penstock.gateway.auth.api_keys import new_secret
 from penstock.gateway.composition import compose_authenticator
-from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.gateway.stack.startup import CannotStart, check_access
 from penstock.protocol.identity import Role
 

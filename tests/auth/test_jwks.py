@@ -29,7 +29,7 @@ from penstock.gateway.auth.tokens import (
     keys_of,
 )
 from penstock.gateway.composition import compose_authenticator
-from penstock.gateway.settings import read_settings
+from penstock.gateway.settings_sources import read_settings
 from penstock.outbound import OutboundPolicy
 from penstock.protocol.errors import AccessUnavailable, Unauthenticated
 from penstock.protocol.identity import Role

@@ -89,7 +89,7 @@ async def test_every_operation_needs_the_role_that_the_description_says(front: F
         path = template.format(model="ident", version="1", repository="r", region="r")
         for method, operation in operations.items():
             allowed = {role for way in operation["security"] for roles in way.values() for role in roles}
-            assert bool(allowed) == (not path.startswith("/v2/health/")), path
+            assert bool(allowed) == (not path.startswith(("/v2/health/", "/v1/identity"))), path
             assert ((await front.ask(method.upper(), path)).status == 401) == bool(allowed), path
             for role, secret in KEYS.items():
                 reply = await front.ask(method.upper(), path, b"", api_key(secret))
@@ -165,3 +165,13 @@ async def test_slow_bodies_of_one_key_fill_its_own_share_only(front: Front) -> N
             await first.close()
             while quotas.receiving_bytes():
                 await asyncio.sleep(0.01)
+
+
+async def test_client_learns_its_name_and_roles() -> None:
+    """Of a key: its own. Without one: the anonymous roles. An unknown key: 401."""
+    front = Front(door=door(Role.READ))
+    for role, secret in KEYS.items():
+        reply = await front.ask("GET", "/v1/identity", b"", api_key(secret))
+        assert json.loads(reply.body) == {"client": role, "roles": [role]}
+    assert json.loads((await front.ask("GET", "/v1/identity")).body) == {"client": None, "roles": ["read"]}
+    assert (await front.ask("GET", "/v1/identity", b"", api_key("x" * 40))).status == 401

@@ -18,7 +18,8 @@ from penstock.gateway.batching.options import (
     read_batching_settings,
     read_options,
 )
-from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import BatchOwner

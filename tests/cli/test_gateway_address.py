@@ -12,7 +12,7 @@ import pytest
 from penstock.cli import doctor
 from penstock.cli.gateway_client import local_url
 from penstock.engines.run_directory import RunDirectory, claim_run_directory
-from penstock.gateway.settings import read_settings
+from penstock.gateway.settings_sources import read_settings
 from penstock.gateway.workers import running_stacks
 from penstock.gateway.workers.running_stacks import UP_CHILD, publish_stack
 from tests.cli.conftest import Call, StandIn

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from penstock.gateway.settings import read_settings
+from penstock.gateway.settings_sources import read_settings
 from penstock.gateway.stack.startup import check_access
 from penstock.gpu.triton_images import NAME, advise
 from tests.deploy.test_container import CHECKOUT, inherited, stages

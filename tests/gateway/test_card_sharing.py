@@ -15,7 +15,8 @@ from penstock.engines.config_pbtxt import GpuInstances, gpu_instances
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, claim_run_directory, reap
 from penstock.engines.triton.runtime import TritonRuntime
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonSupervisor
-from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.gateway.stack.mps import (
     Machine,
     MpsPlan,

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.gateway.composition import connection_limits, grpc_limits, metrics_limits, port_limits
-from penstock.gateway.settings import SettingsError, read_settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 
 
 @pytest.mark.parametrize("open_files", [512, 1024, 4096, 65_536])

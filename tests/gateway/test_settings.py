@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import build_app
 from penstock.gateway.composition import describe_engine, engine_addresses
-from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.gateway.stack.stack import announcement
 from penstock.gateway.stack.startup import CannotStart, check_repositories, choose_engine, resolve_ports
 from penstock.gateway.workers.gateway_process import GatewayReady, GatewayServes

@@ -20,7 +20,7 @@ from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.readiness import Readiness, as_served
 from penstock.gateway.rest.app import CoreServices, create_app
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.openapi import describe
 from penstock.gateway.rest.routes import ForwardedIdentity, RequestAuthentication
@@ -193,7 +193,7 @@ class Front:
 
     plane: FakePlane = field(default_factory=FakePlane)
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
-    limits: RestLimits = field(default_factory=RestLimits)
+    limits: RestOptions = field(default_factory=RestOptions)
     door: Authenticator | None = None
     uploads: ModelUploads | None = None  # of models that are added by `add_options`
     add_options: AddProcessOptions | None = None

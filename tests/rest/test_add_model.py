@@ -18,7 +18,7 @@ from penstock.gateway.model_adder import AddLimits, AddProcessOptions
 from penstock.gateway.model_uploads import MAX_UPLOADS, ModelUploads
 from penstock.gateway.rest import add_model, request
 from penstock.gateway.rest.app import create_app
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.routes import ForwardedIdentity
 from penstock.gateway.rest.streaming import CoreRoute
 from penstock.gateway.workers.core_relay import HTTP_SOCKET, CoreRelay
@@ -31,11 +31,11 @@ from tests.support.add_stub import STUB
 
 ADD = "/v2/repository/models/{}/add"
 FILE = b"the bytes of a model" * 10
-LIMITS = RestLimits(max_model_bytes=1 << 20)
+LIMITS = RestOptions(max_model_bytes=1 << 20)
 
 
 def adding_front(
-    tmp_path: Path, limits: RestLimits = LIMITS, add_limits: AddLimits | None = None, **given: Any
+    tmp_path: Path, limits: RestOptions = LIMITS, add_limits: AddLimits | None = None, **given: Any
 ) -> Front:
     """Adds models to tmp_path, with the stand-in for the command."""
     uploads = ModelUploads(tmp_path, (tmp_path / "shipped", tmp_path / "models"))
@@ -205,7 +205,7 @@ async def test_body_in_chunks_is_refused_at_the_limit(tmp_path: Path) -> None:
 
 async def test_large_body_needs_little_memory_and_no_share_of_what_is_received(tmp_path: Path) -> None:
     """32 MiB go to disk a piece at a time, though all bodies together may have 2 MiB in memory."""
-    front = adding_front(tmp_path, RestLimits(max_model_bytes=64 << 20))
+    front = adding_front(tmp_path, RestOptions(max_model_bytes=64 << 20))
     front.plane.admission = InFlightLimiter(InFlightLimits(1024, 2 << 20))
     async with front.served() as port, Client.connected(port) as client:
         await client.send(f"POST {ADD.format('m')} HTTP/1.1\r\nHost: test\r\n".encode())
@@ -221,7 +221,7 @@ async def test_large_body_needs_little_memory_and_no_share_of_what_is_received(t
 
 async def test_slow_client_has_time_in_proportion_to_what_it_has_sent(tmp_path: Path) -> None:
     """0.2 s, and half a second for 5,000 bytes at 10,000 a second; then 408, and nothing is left."""
-    limits = RestLimits(body_timeout_s=0.2, min_upload_bytes_per_s=10_000)
+    limits = RestOptions(body_timeout_s=0.2, min_upload_bytes_per_s=10_000)
     async with adding_front(tmp_path, limits).served() as port, Client.connected(port) as client:
         await client.send(request_bytes("POST", ADD.format("m"), bytes(9_000))[:-4_000])
         reply = await client.reply()

@@ -12,12 +12,12 @@ import pytest
 
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.rest import infer
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.request import decompressed
 from penstock.protocol.errors import InvalidRequest, NotSupported, TooLarge
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
 
-SMALL = RestLimits(max_body_bytes=1 << 16)
+SMALL = RestOptions(max_body_bytes=1 << 16)
 HASTY = replace(SMALL, body_timeout_s=0.3)
 INFER = "/v2/models/ident/infer"
 HEAD = b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: test\r\n"

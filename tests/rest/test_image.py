@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.rest import image
 from penstock.gateway.rest.image import images_of
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.inference import BatchTrace, CloseReason, Timings
 from penstock.protocol.vision_results import Classes, Detections
@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "rest"
 IMAGE = "/v2/models/ident/image"
 JPEG = b"\xff\xd8\xff\xe0 not really \r\n--a"
 MULTIPART = "multipart/form-data; boundary=b"
-LIMITS = RestLimits(max_parts=3)
+LIMITS = RestOptions(max_parts=3)
 
 
 def part(content: bytes, content_type: str = "image/jpeg", disposition: str = 'name="f"; filename="a.jpg"') -> bytes:

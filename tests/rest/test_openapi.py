@@ -50,8 +50,8 @@ def test_description_of_all_that_can_be_served_is_a_valid_openapi_document() -> 
 
 
 def test_description_has_every_route(front: Front) -> None:
-    """Except the page that shows it, and paths that Triton or the gateway always refuses."""
-    hidden = {f"/v2/{kind}sharedmemory/register" for kind in ("system", "cuda")} | {"/docs"}
+    """Except the pages for people, and paths that Triton or the gateway always refuses."""
+    hidden = {f"/v2/{kind}sharedmemory/register" for kind in ("system", "cuda")} | {"/docs", "/"}
     hidden |= {f"/v2/repository/{{repository}}/models/{{model}}/{action}" for action in ("load", "unload")}
     routes = (route for route in front.fastapi.routes if isinstance(route, APIRoute))
     served = {(method, route.path_format) for route in routes for method in route.methods}

@@ -18,8 +18,8 @@ from penstock.gateway.auth.api_keys import (
 )
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator, AuthOptions
 from penstock.gateway.auth.rate_limiter import RateLimiter
-from penstock.gateway.settings import KEYS_VARIABLE
 from penstock.gateway.settings_checks import require_tls_pair
+from penstock.gateway.settings_sources import KEYS_VARIABLE
 from penstock.logs import get_logger
 from penstock.protocol.identity import ALL_ROLES, Role
 from penstock.tls import Certificates, CurrentTls, TlsFileError, subject_of

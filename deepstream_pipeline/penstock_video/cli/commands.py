@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.terminal import fail
 from penstock.cli.up import allow_open_files
-from penstock.gateway.settings import KEYS_VARIABLE
+from penstock.gateway.settings_sources import KEYS_VARIABLE
 from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
 from penstock.logs import LogFormat, configure_logs
 from penstock.process import remove_working_directory

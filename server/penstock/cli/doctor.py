@@ -21,7 +21,8 @@ from penstock.doctor.examination import examine
 from penstock.doctor.finding import Finding, Severity, StackPlan, can_serve
 from penstock.engines.triton.runtime import default_environment
 from penstock.engines.watch import NOT_LOADED, UNLOADED
-from penstock.gateway.settings import OTHER_VARIABLES, PREFIX, Settings, SettingsError, read_settings
+from penstock.gateway.settings import PREFIX, Settings
+from penstock.gateway.settings_sources import OTHER_VARIABLES, SettingsError, read_settings
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 

@@ -16,7 +16,8 @@ import msgspec
 import typer
 
 from penstock.cli.terminal import fail, print_failure
-from penstock.gateway.settings import Settings, SettingsError, read_settings
+from penstock.gateway.settings import Settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
 from penstock.protocol.batch_reports import EXPLAIN_HEADER, ModelBatchReport
 from penstock.protocol.engine import ModelMetadata

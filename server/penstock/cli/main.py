@@ -22,6 +22,7 @@ OWN_COMMANDS = {
     "serve": Command("penstock.cli.serve", "serve", "Add model files, and start the stack with them."),
     "infer": Command("penstock.cli.infer", "infer", "Send pictures to a model of the running gateway."),
     "models": Command("penstock.cli.models", "app", "List, add, pull, load, unload, check and optimise models."),
+    "console": Command("penstock.cli.console", "console", "Serve the web console for a gateway."),
     "setup": Command("penstock.cli.setup", "app", "Install Triton and the environment of its models."),
     "keys": Command("penstock.cli.keys", "app", "Make API keys for a gateway that asks for them."),
     "mps": Command("penstock.cli.mps", "app", "Share a GPU between processes: CUDA's MPS daemon."),

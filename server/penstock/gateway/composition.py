@@ -28,7 +28,8 @@ from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
 from penstock.gateway.auth.rate_limiter import QuotaStore, RateLimiter
 from penstock.gateway.batching.options import DeclaredOptions
 from penstock.gateway.grpc.server import GrpcLimits, GrpcServer
-from penstock.gateway.rest.limits import ConnectionLimits, RestLimits
+from penstock.gateway.rest.home_page import HomePage
+from penstock.gateway.rest.limits import ConnectionLimits, RestOptions
 from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.routes import RequestAuthentication
 from penstock.gateway.settings import Settings
@@ -283,9 +284,11 @@ def compose_request_authentication(
     )
 
 
-def rest_limits(settings: Settings) -> RestLimits:
-    """Limits of a REST request's body."""
-    return RestLimits(settings.max_body_bytes, settings.body_timeout_s, max_model_bytes=settings.max_model_bytes)
+def rest_options(settings: Settings) -> RestOptions:
+    """Limits of a REST request's body, and what / answers."""
+    console = HomePage(settings.console_url, settings.served_console_port)
+    most = settings.max_body_bytes, settings.body_timeout_s
+    return RestOptions(*most, max_model_bytes=settings.max_model_bytes, home_page=console)
 
 
 def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLimits:

@@ -321,8 +321,9 @@ async def _open_listeners(
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
     adding = AddProcessOptions(allows_code=settings.allow_model_code)
     services = CoreServices(ModelAdder(gateway.plane, gateway.parts.uploads, adding), gateway.reports())
+    app = create_app(gateway.plane, composition.rest_options(settings), gateway.metrics, gate=gate, services=services)
     rest = HttpListener(
-        create_app(gateway.plane, composition.rest_limits(settings), gateway.metrics, gate=gate, services=services),
+        app,
         http_address,
         limits=composition.connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
         unread=gateway.parts.limiter,

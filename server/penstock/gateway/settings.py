@@ -1,17 +1,12 @@
-"""All settings: flags, PENSTOCK_* variables and a TOML file, in this order of precedence."""
+"""All settings of the gateway, with their defaults and checks. settings_sources.py reads them."""
 
-import difflib
 import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.gateway.auth.api_keys import InvalidApiKey, read_key_list
-from penstock.gateway.batching.options import merge_batching_settings, read_batching_settings
 from penstock.gateway.settings_checks import (
     listed,
     networks,
@@ -22,6 +17,7 @@ from penstock.gateway.settings_checks import (
     require_tls_pair,
     require_trace_folder,
     require_tracing,
+    require_web_addresses,
 )
 from penstock.gpu.mps.limits import memory_limit_error, read_percentage
 from penstock.gpu.profiling import ProfilerMode
@@ -30,38 +26,13 @@ from penstock.logs import LogFormat
 from penstock.network import is_loopback
 from penstock.outbound import OutboundPolicy
 from penstock.port_policy import checked_host, checked_origin
-from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.extensions import is_extension_name
 from penstock.protocol.identity import ALL_ROLES, Role
 
 PREFIX = "PENSTOCK_"
 SHIPPED_MODELS = (Path(__file__).parents[1] / "models" / "shipped").resolve()  # a link to model_repository
-OTHER_VARIABLES = {
-    *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID", "PENSTOCK_LOG_FOLDER", "PENSTOCK_PROCESS"),
-    *("PENSTOCK_LAYOUTS", "PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
-    *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY", "PENSTOCK_GATEWAY_URL"),  # the video program's
-}
-KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MAX_DEFAULT_WORKERS, CORES_FOR_WORKERS = 64, 8, 8
 MAX_CONNECTION_AGE_S = 7 * 86_400.0
-LISTS = (
-    *("model_repository", "models", "required_models", "batching"),
-    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin", "allow_outbound"),
-)
-BATCHING = "batching"
-_SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # separators of lists in variables; otherwise a comma
-
-_FIXES = {
-    "int_parsing": "it should be a whole number",
-    "int_from_float": "it should be a whole number",
-    "float_parsing": "it should be a number",
-    "bool_parsing": "it should be true or false",
-    "tuple_type": 'it should be a list, such as ["people"]',
-}
-
-
-class SettingsError(Exception):
-    """A setting is unknown, malformed or impossible. The message has its name, origin and the fix."""
 
 
 class Settings(BaseSettings):
@@ -73,6 +44,11 @@ class Settings(BaseSettings):
     http_port: int = Field(8000, ge=0, le=65535)
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)
+
+    console: Literal["on", "off"] = "on"
+    console_port: int = Field(8003, ge=0, le=65535)
+    console_url: str = ""  # where browsers find the console, if not on console_port of the same host
+    video_url: str = "http://127.0.0.1:8010"  # of the video program whose streams the console shows
 
     allowed_host: tuple[str, ...] = ()  # names in Host headers of clients without a key, besides localhost and host
     cors_origin: tuple[str, ...] = ()  # of web pages that may call the server, such as https://console.example
@@ -177,7 +153,8 @@ class Settings(BaseSettings):
                 "module:Class of your own"
             )
         require_addresses(self.engine_urls, self.engine_grpcs, self.engine_header_file)
-        ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
+        require_web_addresses(self.console_url, self.video_url)
+        ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port, self.served_console_port) if p]
         if self.engine_has_process:
             ports += [p for p in self.engine_ports if p]
         twice = {port for port in ports if ports.count(port) > 1}
@@ -247,6 +224,11 @@ class Settings(BaseSettings):
         return not self.engine_is_external and not self.engine_class
 
     @property
+    def served_console_port(self) -> int | None:
+        """The console's port; None without a console."""
+        return self.console_port if self.console == "on" else None
+
+    @property
     def has_keys(self) -> bool:
         """Whether clients have API keys or tokens."""
         return self.access_file is not None or bool(self.api_keys)
@@ -307,102 +289,3 @@ class Settings(BaseSettings):
 def default_workers(core_count: int) -> int:
     """The default number of processes that serve requests."""
     return 1 if core_count < CORES_FOR_WORKERS else min(MAX_DEFAULT_WORKERS, core_count // 4)
-
-
-def read_settings(
-    flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
-) -> Settings:
-    """The settings of this run. Raises SettingsError with file:line or the variable's name, and the fix."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    path = file or (Path(environ["PENSTOCK_CONFIG"]) if environ.get("PENSTOCK_CONFIG") else None)
-    if path is not None:
-        _merge(values, origins, *_from_file(path))
-    _merge(values, origins, *_from_environment(environ))
-    given = {name: value for name, value in flags.items() if value is not None and value != ()}
-    _merge(values, origins, given, {name: "--" + name.replace("_", "-") for name in given})
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explain(dict(item), origins) for item in error.errors())) from error
-
-
-def _merge(values: dict[str, Any], origins: dict[str, str], new: Mapping[str, Any], where: Mapping[str, str]) -> None:
-    below = values.get(BATCHING, {})
-    values.update(new)
-    origins.update(where)
-    if BATCHING in new:
-        try:
-            values[BATCHING] = merge_batching_settings(below, read_batching_settings(new[BATCHING]))
-        except InvalidRequest as error:
-            raise SettingsError(f"{where[BATCHING]}: {error}") from error
-
-
-def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    try:
-        text = path.read_text()
-        table = tomllib.loads(text)
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read ({error.strerror}); give an existing TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from error
-    lines = {name: f"{path}:{_line_of(text, name)}" for name in table}
-    if "api_keys" in table:
-        raise SettingsError(f"{lines['api_keys']}: keys stand in a file of their own; name it as access_file")
-    for name in table:
-        _require_known(name, lines[name])
-    return table, lines
-
-
-def _line_of(text: str, name: str) -> int:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.lstrip().startswith((f"{name} ", f"{name}=", f"{name}.", f'"{name}"', f"[{name}]", f"[{name}.")):
-            return number
-    return 1
-
-
-def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        _require_known(name, variable)
-        separator = _SEPARATORS.get(name, ",")
-        values[name] = tuple(filter(None, text.split(separator))) if name in LISTS else text
-        if variable == KEYS_VARIABLE:
-            values[name] = _hashed_keys(text)
-        origins[name] = variable
-    return values, origins
-
-
-def _hashed_keys(text: str) -> tuple[str, ...]:
-    try:
-        return read_key_list(text)
-    except InvalidApiKey as error:
-        raise SettingsError(f"{KEYS_VARIABLE}: {error}") from None
-
-
-def _require_known(name: str, where: str) -> None:
-    if name in Settings.model_fields:
-        return
-    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    hint = f"; did you mean {_spelling(close[0], where)}?" if close else "; `penstock up --help` lists what there is"
-    raise SettingsError(f"{where}: unknown setting {name!r}{hint}")
-
-
-def _spelling(name: str, where: str) -> str:
-    return f"{PREFIX}{name.upper()}" if where.startswith(PREFIX) else name
-
-
-def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    location = item["loc"]
-    text = str(item["msg"]).removeprefix("Value error, ")
-    if not location:
-        return text
-    name = str(location[0])
-    origin = origins.get(name, name)
-    subject = f"{origin}: {name}" if ":" in origin else origin  # file:line does not name the setting
-    fix = _FIXES.get(str(item["type"]), text.replace("Input should", "it should", 1))
-    return f"{subject}: {text}" if text.startswith(f"{name} is ") else f"{subject} is {item.get('input')!r}: {fix}"

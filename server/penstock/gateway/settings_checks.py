@@ -40,6 +40,15 @@ def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...], header_file
         )
 
 
+def require_web_addresses(console_url: str, video_url: str) -> None:
+    """Raises ValueError if an address is not http:// or https:// with a host. console_url: may be empty."""
+    for name, url in (("console_url", console_url), ("video_url", video_url)):
+        if url and (not url.startswith(("http://", "https://")) or not _has_host(url) or "@" in url):
+            raise ValueError(f"{name} is {url!r}; it looks like https://host:8003")
+    if not video_url:
+        raise ValueError("video_url is empty; leave it out, or give the video program's address, http://host:8010")
+
+
 def require_tracing(endpoint: str) -> None:
     """Raises ValueError for a malformed collector address, one with a password, or without OpenTelemetry installed."""
     if not endpoint.startswith(("http://", "https://")) or not _has_host(endpoint):

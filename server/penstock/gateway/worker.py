@@ -21,7 +21,7 @@ from penstock.gateway.composition import (
     connection_limits,
     grpc_limits,
     port_limits,
-    rest_limits,
+    rest_options,
     until_stopped,
 )
 from penstock.gateway.dataplane import DataPlane, PlaneParts
@@ -239,7 +239,7 @@ def _rest(front: Worker, listeners: Sockets, ports: PortLimits) -> HttpListener:
     settings = front.settings
     core_route = CoreRoute(front.core, settings.engine_is_embedded, front.parts.uploads)
     gate = compose_request_authentication(settings, front.parts.authenticator)
-    app = create_app(front.plane, rest_limits(settings), front.metrics, gate=gate, core_route=core_route)
+    app = create_app(front.plane, rest_options(settings), front.metrics, gate=gate, core_route=core_route)
     return HttpListener(
         app,
         listeners,

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Literal
 
 from penstock.protocol.errors import PermissionDenied
 
@@ -16,6 +17,9 @@ class Role(StrEnum):
 
 
 ALL_ROLES = frozenset(Role)
+# In place of a role: the client needs none, but an unknown key is refused.
+ANY_CLIENT: Literal["any client"] = "any client"
+Needed = Role | Literal["any client"]
 
 
 @dataclass(frozen=True, slots=True)

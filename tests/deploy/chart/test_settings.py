@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.gateway.settings import PREFIX, Settings, read_settings
+from penstock.gateway.settings import PREFIX, Settings
+from penstock.gateway.settings_sources import read_settings
 from penstock.gpu.triton_images import NAME, advise
 from penstock_video.settings.loader import Surroundings
 from penstock_video.settings.loader import read_settings as read_video_settings

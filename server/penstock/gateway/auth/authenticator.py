@@ -22,7 +22,7 @@ from penstock.gateway.auth.rate_limiter import RateLimiter, with_default_share
 from penstock.logs import get_logger
 from penstock.outbound import OutboundPolicy
 from penstock.protocol.errors import AccessUnavailable, InferenceError, PermissionDenied, Unauthenticated
-from penstock.protocol.identity import Identity, Quota, Role
+from penstock.protocol.identity import ANY_CLIENT, Identity, Needed, Quota, Role
 
 if TYPE_CHECKING:
     from penstock.gateway.auth.tokens import JwksKeys, TokenVerifier
@@ -95,7 +95,7 @@ class Authenticator:
     async def admit(
         self,
         credentials: Iterable[str],
-        role: Role,
+        role: Needed,
         *,
         or_role: Role | None = None,
         certificate: str = "",
@@ -111,7 +111,7 @@ class Authenticator:
             raise Unauthenticated("two different keys are sent; send one")
         anonymous = frozenset[Role]() if needs_key else self._options.anonymous
         caller = await self._caller(presented.pop()) if presented else self._without_key(certificate, anonymous)
-        if role not in caller.roles:
+        if role != ANY_CLIENT and role not in caller.roles:
             if or_role not in caller.roles:
                 raise self._denied(caller, role)
             caller = replace(caller, roles=caller.roles | {role})

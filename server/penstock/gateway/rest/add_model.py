@@ -17,7 +17,7 @@ from penstock.gateway.model_adder import AddRequest, ModelAdder
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import query_pairs
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.request import (
     RelayedResponse,
     check_model_size,
@@ -99,7 +99,7 @@ class AddModelEndpoint:
 
     def __init__(
         self,
-        limits: RestLimits,
+        limits: RestOptions,
         uploads: ModelUploads | None,
         adder: ModelAdder | None,
         core: CoreRelay | None = None,

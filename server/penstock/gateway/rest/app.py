@@ -21,12 +21,12 @@ from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_adder import ModelAdder
-from penstock.gateway.rest import models, openapi, shared_memory, streaming, system
+from penstock.gateway.rest import identity, models, openapi, shared_memory, streaming, system
 from penstock.gateway.rest.add_model import AddModelEndpoint, add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
 from penstock.gateway.rest.infer import infer_router
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.request import BODY_IS_STORED
 from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from penstock.gateway.rest.routes import (
@@ -242,7 +242,7 @@ class CoreServices:
 
 def create_app(
     plane: DataPlane,
-    limits: RestLimits,
+    limits: RestOptions,
     record: Metrics,
     *,
     gate: RequestAuthentication | ForwardedIdentity | None = None,
@@ -289,7 +289,7 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     add = add_router(
         AddModelEndpoint(limits, uploads, adder, core, refused=plane.refused_addition, takes_workers=is_core)
     )
-    served = [infer, image, add, models.health, openapi.pages]
+    served = [infer, image, add, models.health, openapi.pages, identity.router]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     others.append(system.router)
     if core_route is None:

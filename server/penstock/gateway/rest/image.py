@@ -21,7 +21,7 @@ from penstock.gateway.metrics import STAGES
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import QUERY_PARAMETERS, query_of
 from penstock.gateway.rest.image_results import result_json
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
     deadline_of,
@@ -143,7 +143,7 @@ _THREAD_FROM_BYTES = 1 << 20
 class ImageEndpoint:
     """One image as the body, or several as multipart/form-data."""
 
-    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
+    def __init__(self, plane: DataPlane, limits: RestOptions) -> None:
         self._plane = plane
         self._limits = limits
 
@@ -199,7 +199,7 @@ def explain_images(plane: DataPlane, request: Request, response: ImageResponse) 
     return explained or [plane.not_formed(InferHead(response.model_name, response.model_version))]
 
 
-def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes, ...]:
+def images_of(body: bytes, content_type: str, limits: RestOptions) -> tuple[bytes, ...]:
     """The encoded images of a body, at least one. Raises InvalidRequest and UnsupportedMedia."""
     if _media_type(content_type) != _MULTIPART:
         _refuse_other_media(content_type, "the content-type")
@@ -249,7 +249,7 @@ _FORM = {
 }
 
 
-def image_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
+def image_router(plane: DataPlane, limits: RestOptions) -> APIRouter:
     """The endpoint's routes."""
     router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
     media: dict[str, openapi.Json] = {each: {} for each in ("image/jpeg", "image/png", "image/webp", openapi.BINARY)}

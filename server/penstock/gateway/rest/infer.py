@@ -19,7 +19,7 @@ from penstock.engines.torch_serving.picture_header import sniff
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.engine_slots import SlotQueue
 from penstock.gateway.rest import openapi
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
     RelayedResponse,
@@ -166,7 +166,7 @@ SMALL_BYTES = 1 << 20  # decompressed; takes 4 ms at most
 class InferEndpoint:
     """Relays tensors unchanged. Rejects requests that are malformed or would crash the engine."""
 
-    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
+    def __init__(self, plane: DataPlane, limits: RestOptions) -> None:
         self._plane = plane
         self._limits = limits
         self._inflating = SlotQueue(INFLATED_AT_ONCE)
@@ -224,7 +224,7 @@ class InferEndpoint:
         return self._plane.relay(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline)
 
 
-def infer_router(plane: DataPlane, limits: RestLimits) -> APIRouter:
+def infer_router(plane: DataPlane, limits: RestOptions) -> APIRouter:
     """The endpoint's routes."""
     router = APIRouter(route_class=HotRoute, tags=[INFERENCE], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
     length = {"description": "Bytes of JSON before the tensors.", "schema": {"type": "integer", "minimum": 0}}

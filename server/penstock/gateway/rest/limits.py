@@ -1,13 +1,14 @@
-"""Limits of HTTP requests and connections, and the decision when a slow connection is closed (sans-IO)."""
+"""Options of the REST port: limits of requests and connections, and when a slow one is closed (sans-IO)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.gateway.rest.home_page import HomePage
 from penstock.port_policy import PortLimits
 
 
 @dataclass(frozen=True, slots=True)
-class RestLimits:
+class RestOptions:
     """max_body_bytes: of a body as sent, and decompressed. body_timeout_s: from the head to the body's last byte.
 
     max_model_bytes: of a model's file, which may take body_timeout_s and its size over min_upload_bytes_per_s.
@@ -19,6 +20,7 @@ class RestLimits:
     max_parts: int = 100
     max_model_bytes: int = 1 << 30
     min_upload_bytes_per_s: int = 256 << 10
+    home_page: HomePage = field(default_factory=HomePage)
 
 
 @dataclass(frozen=True, slots=True)

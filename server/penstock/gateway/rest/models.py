@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import schemas
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.openapi import ERRORS, JSON, RECEIVE_ERRORS, errors, json_body, operation, reference
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -267,7 +267,7 @@ async def _change(verb: Verb, request: Request, plane: DataPlane, body: bytes) -
     return RelayedResponse(with_client_errors(answer))
 
 
-async def _repository_body(request: Request, limits: RestLimits) -> bytes:
+async def _repository_body(request: Request, limits: RestOptions) -> bytes:
     body = await read_body(request, limits)
     await run_scan(len(body), check_repository_body, body, limits.max_json_depth)
     return body

@@ -26,11 +26,11 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.rest import schemas
 from penstock.gateway.rest.request import TIMEOUT_HEADER
 from penstock.gateway.rest.responses import json_response
-from penstock.gateway.rest.routes import Plane, Requires, caller_of
+from penstock.gateway.rest.routes import Limits, Plane, Requires, caller_of
 from penstock.protocol.batch_reports import EXPLAIN_HEADER, ModelBatchReport
 from penstock.protocol.call import HttpCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
-from penstock.protocol.identity import Role, Verb
+from penstock.protocol.identity import ANY_CLIENT, Needed, Role, Verb
 from penstock.protocol.image_answer import ImageAnswer
 from penstock.protocol.model_addition import ModelAdded
 from penstock.protocol.system_reports import AuditReport, FindingsReport, LogReport, SettingsReport, SystemReport
@@ -165,7 +165,7 @@ def json_body(model: type, *, required: bool = True) -> Json:
 
 
 def operation(
-    router: APIRouter, method: str, *paths: str, role: Role | Requires | None, name: str = "", **options: Any
+    router: APIRouter, method: str, *paths: str, role: Needed | Requires | None, name: str = "", **options: Any
 ) -> Callable[[Endpoint], Endpoint]:
     """Declares an endpoint under one or more paths; the first line of its docstring is its summary.
 
@@ -205,9 +205,10 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _dependency(role: Role | Requires | None) -> Any:
+def _dependency(role: Needed | Requires | None) -> Any:
     requires = role if isinstance(role, Requires) else Requires(role)
-    return Security(requires, scopes=[each for each in (requires.role, requires.or_role) if each is not None])
+    scopes = [each for each in (requires.role, requires.or_role) if each is not None and each != ANY_CLIENT]
+    return Security(requires, scopes=scopes)
 
 
 def describe(
@@ -289,6 +290,12 @@ async def _engine_extensions(request: Request, plane: DataPlane) -> frozenset[st
 
 
 pages = APIRouter(include_in_schema=False)
+
+
+@operation(pages, "GET", "/", role=None)
+async def home_page(request: Request, limits: Limits) -> Response:
+    """Leads a browser to the console."""
+    return limits.home_page.answer(request.scope["scheme"], request.scope["headers"])
 
 
 @operation(pages, "GET", "/docs", role=None)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.responses import ClientDisconnected
 from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, HttpCall, InferHead, end_to_end
 from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
@@ -30,7 +30,7 @@ _WRITTEN_AT_ONCE_BYTES = 1 << 20
 _INFLATE_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
 
-async def read_body(request: Request, limits: RestLimits) -> bytes:
+async def read_body(request: Request, limits: RestOptions) -> bytes:
     """The whole body as it was sent.
 
     Raises TooLarge at the limit (by Content-Length before a byte is read), BodyTooSlow at the receive deadline,
@@ -47,10 +47,10 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
         raise BodyTooSlow(f"the body did not arrive within {limits.body_timeout_s:g} s; send it faster") from error
 
 
-async def store_body(request: Request, path: Path, limits: RestLimits) -> int:
+async def store_body(request: Request, path: Path, limits: RestOptions) -> int:
     """Streams the body to a new file. Returns its size in bytes.
 
-    The time limit grows with the size: see RestLimits. Raises TooLarge, BodyTooSlow, ClientDisconnected, OSError.
+    The time limit grows with the size: see RestOptions. Raises TooLarge, BodyTooSlow, ClientDisconnected, OSError.
     """
     request.scope[BODY_IS_STORED] = True
     started, size_bytes, more = asyncio.get_running_loop().time(), 0, True
@@ -83,7 +83,7 @@ def declared_bytes(request: Request) -> int:
     return int(declared) if declared.isdigit() else 0
 
 
-def check_model_size(size_bytes: int, limits: RestLimits) -> None:
+def check_model_size(size_bytes: int, limits: RestOptions) -> None:
     """Raises TooLarge if the model is larger than max_model_bytes."""
     if size_bytes > limits.max_model_bytes:
         raise TooLarge(

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.gateway.auth.api_keys import CREDENTIAL_NAMES, credentials_of
 from penstock.gateway.auth.authenticator import CERTIFICATE_PREFIX, Authenticator
 from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.port_policy import BrowserPolicy
 from penstock.protocol.errors import InferenceError
-from penstock.protocol.identity import ALL_ROLES, IDENTITY_HEADER, Identity, Role, decode_identity
+from penstock.protocol.identity import ALL_ROLES, IDENTITY_HEADER, Identity, Needed, Role, decode_identity
 
 _EXPOSED = ("Retry-After", "Inference-Header-Content-Length", "Content-Length")
 
@@ -81,7 +81,7 @@ class RequestAuthentication:
         return self._policy.cors_origins if self._policy is not None else ()
 
     async def admit(
-        self, scope: Scope, role: Role | None, *, or_role: Role | None = None, takes_any_type: bool = False
+        self, scope: Scope, role: Needed | None, *, or_role: Role | None = None, takes_any_type: bool = False
     ) -> None:
         """Checks a request before its body is read. role: the role needed, None for health. or_role: an alternative.
 
@@ -105,7 +105,7 @@ class RequestAuthentication:
             )
 
     async def _admitted(
-        self, door: Authenticator, scope: Scope, credentials: Iterator[str], roles: tuple[Role, Role | None]
+        self, door: Authenticator, scope: Scope, credentials: Iterator[str], roles: tuple[Needed, Role | None]
     ) -> Identity:
         """The client. roles: the role needed, and an alternative. Raises what the door raises."""
         (role, or_role), certificate, address = roles, scope.get(CLIENT_CERTIFICATE, ""), _address(scope)
@@ -130,7 +130,7 @@ class ForwardedIdentity:
     cors_origins: ClassVar[tuple[str, ...]] = ()
 
     async def admit(
-        self, scope: Scope, role: Role | None, *, or_role: Role | None = None, takes_any_type: bool = False
+        self, scope: Scope, role: Needed | None, *, or_role: Role | None = None, takes_any_type: bool = False
     ) -> None:
         """Trusts the worker."""
         forwarded = next((value for name, value in scope["headers"] if name == _FORWARDED_CALLER), None)
@@ -185,12 +185,12 @@ INFERENCE = "inference"  # the tag of the routes whose requests are counted and 
 
 @dataclass(frozen=True)
 class Requires:
-    """Dependency: the role that a client needs, or an alternative; None if it needs no key.
+    """Dependency: the role that a client needs, or an alternative; None if the request is not checked.
 
     takes_any_type: the endpoint reads not only JSON. FastAPI runs dependencies before the endpoint reads the body.
     """
 
-    role: Role | None
+    role: Needed | None
     or_role: Role | None = None
     takes_any_type: bool = False
 
@@ -227,10 +227,10 @@ async def _plane_of(request: Request) -> DataPlane:
     return plane
 
 
-async def _limits_of(request: Request) -> RestLimits:
-    limits: RestLimits = request.app.state.limits
+async def _limits_of(request: Request) -> RestOptions:
+    limits: RestOptions = request.app.state.limits
     return limits
 
 
 Plane = Annotated[DataPlane, Depends(_plane_of)]
-Limits = Annotated[RestLimits, Depends(_limits_of)]
+Limits = Annotated[RestOptions, Depends(_limits_of)]

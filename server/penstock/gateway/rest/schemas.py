@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import BaseModel, Field
 
+from penstock.protocol.identity import Role
 from penstock.protocol.inference import Datatype, Parameter
 
 ABSENT: Any = Field(default_factory=lambda: None)  # of a member that may be left out, but must not be null
@@ -26,6 +27,13 @@ class Error(BaseModel):
     """The body of every error."""
 
     error: Annotated[str, Field(description="What failed, with which value, and what to do.")]
+
+
+class ClientIdentity(BaseModel):
+    """The client of the request. client: null without a key."""
+
+    client: str | None
+    roles: list[Role]
 
 
 class Live(BaseModel):

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.rest import openapi, schemas
-from penstock.gateway.rest.limits import RestLimits
+from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.openapi import ERRORS, RECEIVE_ERRORS, operation
 from penstock.gateway.rest.request import (
     TIMEOUT_HEADER,
@@ -93,7 +93,7 @@ async def generate_stream(request: Request) -> Response:
 
 
 async def _read(request: Request) -> tuple[InferHead, HttpCall]:
-    limits: RestLimits = request.app.state.limits
+    limits: RestOptions = request.app.state.limits
     body = await read_body(request, limits)
     if single_header(request, "content-encoding") not in ("", "identity"):
         raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")  # Triton's words
@@ -187,7 +187,7 @@ class CoreRoute:
 class HttpForwarder:
     """The endpoint for requests that a worker does not serve itself. The body of a GET is not read, as in the core."""
 
-    def __init__(self, core: CoreRelay, limits: RestLimits, record: Metrics) -> None:
+    def __init__(self, core: CoreRelay, limits: RestOptions, record: Metrics) -> None:
         self._core = core
         self._limits = limits
         self._record = record

@@ -15,6 +15,7 @@ from penstock.engines.triton.endpoints import TritonListeners, answers_live
 from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
 from penstock.engines.triton.runtime import TritonUnavailable, plain_paths
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
+from penstock.gateway.stack.console_process import console_process
 from penstock.gateway.stack.model_processes import (
     Changed,
     EngineProcess,
@@ -23,6 +24,7 @@ from penstock.gateway.stack.model_processes import (
     ModelTritonProcess,
 )
 from penstock.gateway.stack.mps import MpsSharing, engine_observer
+from penstock.gateway.stack.side_process import SideProcess
 from penstock.gateway.stack.startup import (
     CannotStart,
     EngineChoice,
@@ -62,7 +64,9 @@ READY_PROBE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Printed at start. engine: name and version. workers: number of processes. not_ready: see GatewayReady."""
+    """Printed at start. engine: name and version. workers: number of processes. not_ready: see GatewayReady.
+
+    console_url: empty without a console."""
 
     engine: str
     http_url: str
@@ -72,6 +76,7 @@ class Announcement:
     unavailable: dict[str, str]
     workers: int = 1
     not_ready: str = ""
+    console_url: str = ""
 
 
 def log_engine(level: int, event: str, /, **fields: str | int) -> None:
@@ -107,6 +112,7 @@ class Stack:
         self._renewal: InstanceReplacer | None = None
         self._renewal_task: asyncio.Task[None] | None = None
         self._embedded_restarts = 0
+        self._beside: list[SideProcess] = []
         self._own = ModelProcesses(self._own_process, claim_run_dir, lambda: self._notify_gateway(self._status))
 
     async def run(self) -> int:
@@ -120,7 +126,9 @@ class Stack:
             if self._stop_requested.is_set():
                 return 0
             self._start_engine()
-            return await self._until_stopped()
+            with console_process(self._settings) as console:
+                self._beside += [console] if console is not None else []
+                return await self._until_stopped()
         finally:
             if self._sharing is not None:
                 await self._sharing.aclose()
@@ -199,6 +207,7 @@ class Stack:
     async def _until_stopped(self) -> int:
         gateway_task = asyncio.create_task(self._gateway.run())
         workers_task = asyncio.create_task(self._workers.run()) if self._workers is not None else None
+        beside_tasks = [asyncio.create_task(each.run()) for each in self._beside]
         stop_task = asyncio.create_task(self._stop_requested.wait())
         mps_task = self._sharing.task if self._sharing is not None else None
         others = filter(None, [self._engine_task, workers_task, mps_task, self._renewal_task])
@@ -210,6 +219,7 @@ class Stack:
             await asyncio.wait({self._renewal_task})
         max_wait_s = self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S
         code = 0
+        await asyncio.gather(*(each.stop() for each in self._beside), *beside_tasks)
         if self._workers is not None and workers_task is not None:  # the core serves them until they have drained
             await self._workers.stop(max_wait_s)
             code = await workers_task
@@ -325,7 +335,12 @@ class Stack:
             publish_stack(self._run_dir.path, shown.http_url, shown.grpc_address, mps)
         except OSError as error:
             log.warning("other programs of this host will not find this stack", reason=error.strerror)
-        self._announce(replace(shown, workers=self._settings.worker_count))
+        console_url = ""
+        if self._settings.console == "on":
+            scheme = shown.http_url.partition(":")[0]
+            host = host_and_port(_connectable_host(self._settings.host), self._settings.console_port)
+            console_url = self._settings.console_url or f"{scheme}://{host}/"
+        self._announce(replace(shown, workers=self._settings.worker_count, console_url=console_url))
 
     def _notify_gateway(self, message: EngineStatusMessage) -> None:
         self._status = message
@@ -363,8 +378,8 @@ class Stack:
         log.error("second stop signal; ending at once, unfinished requests are cut")
         self._is_hurried = True
         self._gateway.kill()
-        if self._workers is not None:
-            self._workers.kill()
+        for each in (*self._beside, *([self._workers] if self._workers is not None else ())):
+            each.kill()
         if self._engine_task is not None:
             self._engine_task.cancel()
 

@@ -155,6 +155,8 @@ def resolve_ports(settings: Settings) -> Settings:
     if settings.restricts_access:
         settings = _without_engine_ports(settings)
     names = ["http_port", "grpc_port", "metrics_port"]
+    if settings.served_console_port is not None:
+        names.append("console_port")
     if settings.engine_has_process:
         names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
     listeners: list[socket.socket] = []

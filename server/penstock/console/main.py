@@ -1,0 +1,112 @@
+"""Composes the console's process: options, sockets, TLS, and the application."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.console.app import ConsoleApp, ConsoleParts
+from penstock.console.pages import read_static_files
+from penstock.console.proxy import Upstream
+from penstock.gateway.rest.limits import ConnectionLimits
+from penstock.gateway.rest.listener import HttpListener
+from penstock.logs import get_logger
+from penstock.network import Sockets, bind_all, client_context
+from penstock.port_policy import BrowserPolicy
+from penstock.tls import Certificates, TlsFiles
+
+MAX_CONNECTIONS = 1024
+GRACE_S = 2.0
+DEFAULT_PORT = 8003
+log = get_logger("console")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """Options of the console's process.
+
+    listen_fds: listening sockets that it inherited; host and port are then only the names that it has. allowed_hosts:
+    see BrowserPolicy. upstream_cert: PEM file with the certificate of the gateway and the video program, if browsers'
+    programs do not trust its CA.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    gateway_url: str = "http://127.0.0.1:8000"
+    video_url: str = "http://127.0.0.1:8010"
+    allowed_hosts: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    upstream_cert: Path | None = None
+    listen_fds: tuple[int, ...] = ()
+
+
+async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT. announce: called with the URL when it listens.
+
+    Raises PortTaken, TlsFileError, ValueError for a host that no browser would send.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    certificates = Certificates(options.tls) if options.tls is not None else None
+    trusts = _trust(options.upstream_cert)
+    parts = ConsoleParts(
+        gateway=Upstream("gateway", options.gateway_url.rstrip("/"), "start it with `penstock up`", trusts),
+        video=Upstream("video program", options.video_url.rstrip("/"), "start it with `penstock up --video`", trusts),
+        files=read_static_files(),
+        policy=BrowserPolicy(options.host, options.allowed_hosts),
+        has_tls=certificates is not None,
+    )
+    sockets = _sockets(options)
+    listener = HttpListener(
+        ConsoleApp(parts),
+        sockets,
+        limits=ConnectionLimits(MAX_CONNECTIONS, MAX_CONNECTIONS // 2),
+        tls=certificates.context if certificates is not None else None,
+    )
+    listener.start()
+    scheme = "https" if certificates is not None else "http"
+    announce(f"{scheme}://{_shown(options.host)}:{listener.port}/")
+    await stop.wait()
+    await listener.stop(GRACE_S)
+    await parts.proxy.aclose()
+
+
+def _sockets(options: ConsoleOptions) -> Sockets:
+    if not options.listen_fds:
+        return bind_all(options.host, options.port, flag="--port")
+    inherited = tuple(socket.socket(fileno=descriptor) for descriptor in options.listen_fds)
+    for each in inherited:
+        each.set_inheritable(False)
+    return inherited
+
+
+def _trust(certificate: Path | None) -> Callable[[], ssl.SSLContext]:
+    """A TLS context for calls of the APIs. certificate: trusted itself, under any name; read again when it changes."""
+    contexts: dict[int, ssl.SSLContext] = {}
+
+    def context() -> ssl.SSLContext:
+        changed_at = 0
+        if certificate is not None:
+            with contextlib.suppress(OSError):
+                changed_at = certificate.stat().st_mtime_ns
+        if changed_at not in contexts:
+            made = client_context()
+            if certificate is not None:
+                made.check_hostname = False
+                made.load_verify_locations(certificate)
+                made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            contexts.clear()
+            contexts[changed_at] = made
+        return contexts[changed_at]
+
+    return context
+
+
+def _shown(host: str) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown

@@ -1,0 +1,93 @@
+/** The REST APIs of the gateway (port 8000) and the video program (port 8010), as the console forwards them. */
+
+/** An error response. message: the server's own sentence. status: of HTTP; 0 if there was no response. */
+export class ApiError extends Error {
+  constructor(status, message, retryAfterS = null) {
+    super(message);
+    this.status = status;
+    this.retryAfterS = retryAfterS;
+  }
+}
+
+const TIMEOUT_MS = 30_000;
+
+function client(prefix) {
+  async function call(method, path, {json, body, type, headers = {}, timeoutMs = TIMEOUT_MS, signal} = {}) {
+    const options = {method, headers: {...headers}, signal: limited(timeoutMs, signal), credentials: "same-origin"};
+    if (json !== undefined) {
+      options.body = JSON.stringify(json);
+      options.headers["content-type"] = "application/json";
+    } else if (body !== undefined) {
+      options.body = body;
+      options.headers["content-type"] = type ?? "application/octet-stream";
+    }
+    let response;
+    try {
+      response = await fetch(prefix + path, options);
+    } catch (error) {
+      if (error.name === "TimeoutError") throw new ApiError(0, `no answer within ${timeoutMs / 1000} s`);
+      if (error.name === "AbortError") throw error;
+      throw new ApiError(0, "the console does not answer; is the stack still running?");
+    }
+    if (!response.ok) throw await errorOf(response);
+    return response;
+  }
+  return {
+    call,
+    /** The address of a resource, for images and links. */
+    url: path => prefix + path,
+    get: async (path, options) => (await call("GET", path, options)).json(),
+    post: async (path, options) => parsed(await call("POST", path, options)),
+    put: async (path, options) => parsed(await call("PUT", path, options)),
+    delete: async (path, options) => parsed(await call("DELETE", path, options)),
+  };
+}
+
+function limited(timeoutMs, signal) {
+  const timeout = AbortSignal.timeout(timeoutMs);
+  return signal ? AbortSignal.any([timeout, signal]) : timeout;
+}
+
+/** The JSON of a response; null if it has no body. */
+async function parsed(response) {
+  const text = await response.text();
+  return text ? JSON.parse(text) : null;
+}
+
+async function errorOf(response) {
+  let message = `${response.status} ${response.statusText}`;
+  try {
+    message = (await response.json()).error ?? message;
+  } catch {
+    // not JSON: the status is all there is
+  }
+  if (response.status === 401) document.dispatchEvent(new CustomEvent("needs-key", {detail: message}));
+  return new ApiError(response.status, message, Number(response.headers.get("retry-after")) || null);
+}
+
+export const gateway = client("/gateway");
+export const video = client("/video");
+
+/** Begins a session with an API key. The key stays in the console's process. */
+export async function login(apiKey) {
+  const response = await fetch("/session", {
+    method: "POST",
+    headers: {"content-type": "application/json"},
+    body: JSON.stringify({api_key: apiKey}),
+  });
+  if (!response.ok) throw await errorOf(response);
+}
+
+export async function logout() {
+  await fetch("/session", {method: "DELETE"});
+}
+
+/** {client, roles} of the session. */
+export const identity = () => gateway.get("/v1/identity");
+
+/** A path with its query; parameters that are null, undefined or "" are left out. */
+export function withQuery(path, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
+  return query ? `${path}?${query}` : path;
+}

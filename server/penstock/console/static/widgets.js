@@ -1,0 +1,179 @@
+/** Parts that several pages use. Each returns an element, or an object with `element`. */
+
+import {h, replace} from "/dom.js";
+
+/** A message at the lower edge. kind: "info", "good" or "bad". */
+export function toast(message, kind = "info") {
+  const close = () => box.remove();
+  const box = h("div", {class: `toast ${kind}`}, h("span", {}, message), h("button", {type: "button", onclick: close, "aria-label": "Close message"}, "×"));
+  document.getElementById("toasts").append(box);
+  if (kind !== "bad") setTimeout(close, 6000);
+}
+
+/** A colored word for a state. kind: "good", "warn", "bad" or "". */
+export const badge = (text, kind = "") => h("span", {class: `badge ${kind}`}, text);
+
+/** Title and actions of a page. */
+export function pageHead(title, ...actions) {
+  return h("div", {class: "page-head"}, h("h1", {tabindex: "-1"}, title), h("div", {class: "actions"}, ...actions));
+}
+
+export function button(text, onclick, {kind = "", ...attributes} = {}) {
+  return h("button", {type: "button", class: kind, onclick, ...attributes}, text);
+}
+
+/** What a list shows when it is empty. */
+export function emptyState(title, text, ...actions) {
+  return h("div", {class: "empty"}, h("p", {class: "empty-title"}, title), h("p", {}, text), ...actions);
+}
+
+/** A command to copy. */
+export function command(text) {
+  const copy = button("Copy", async () => {
+    await navigator.clipboard.writeText(text);
+    copy.textContent = "Copied";
+    setTimeout(() => (copy.textContent = "Copy"), 1500);
+  }, {kind: "small", "aria-label": `Copy: ${text.slice(0, 60)}`});
+  return h("div", {class: "command"}, h("pre", {tabindex: "0"}, h("code", {}, text)), copy);
+}
+
+let fieldCount = 0;
+
+/** A labelled input. hint: below it. */
+export function field(label, input, hint = "") {
+  input.id ||= `field-${++fieldCount}`;
+  const note = hint ? h("small", {id: `${input.id}-hint`}, hint) : null;
+  if (note) input.setAttribute("aria-describedby", note.id);
+  return h("div", {class: "field"}, h("label", {for: input.id}, label), input, note);
+}
+
+/**
+ * A table. columns: [{title, cell(row) -> text or element, class?}]. key(row): its identity.
+ * `update(rows)` changes rows in place, so that focus and selection stay.
+ */
+export function table({columns, key, caption, empty}) {
+  const body = h("tbody");
+  const head = h("thead", {}, h("tr", {}, columns.map(column => h("th", {scope: "col", class: column.class ?? null}, column.title))));
+  const grid = h("table", {}, caption ? h("caption", {class: "hidden"}, caption) : null, head, body);
+  const scroll = h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption ?? "Table"}, grid);
+  const element = h("div", {}, scroll);
+  const known = new Map();
+  function update(rows) {
+    replace(element, rows.length || !empty ? scroll : empty());
+    const seen = new Set();
+    rows.forEach((row, index) => {
+      const id = key(row);
+      seen.add(id);
+      let line = known.get(id);
+      if (!line) known.set(id, (line = {element: h("tr"), cells: columns.map(() => undefined)}));
+      columns.forEach((column, place) => {
+        const value = column.cell(row);
+        const cell = line.element.children[place] ?? line.element.appendChild(h("td", {class: column.class ?? null, "data-title": column.title}));
+        if (value instanceof Node || value !== line.cells[place]) replace(cell, value ?? "");
+        line.cells[place] = value;
+      });
+      if (body.children[index] !== line.element) body.insertBefore(line.element, body.children[index] ?? null);
+    });
+    for (const [id, line] of known) {
+      if (!seen.has(id)) {
+        line.element.remove();
+        known.delete(id);
+      }
+    }
+  }
+  return {element, update};
+}
+
+/** Opens a dialog. actions: [{text, kind, run}]; run returns false to keep it open. Returns its element. */
+export function dialog(title, content, actions = []) {
+  const head = h("h2", {id: "dialog-title"}, title);
+  const message = h("p", {class: "fault", role: "alert"});
+  const box = h("dialog", {"aria-labelledby": "dialog-title"});
+  const buttons = actions.map(({text, kind, run}) => {
+    const one = button(text, async () => {
+      one.disabled = true;
+      message.textContent = "";
+      try {
+        if ((await run?.()) !== false) box.close();
+      } catch (error) {
+        message.textContent = error.message;
+      }
+      one.disabled = false;
+    }, {kind});
+    return one;
+  });
+  const cancel = button(actions.length ? "Cancel" : "Close", () => box.close());
+  box.append(head, h("div", {class: "dialog-body"}, content), message, h("div", {class: "dialog-actions"}, cancel, ...buttons));
+  box.addEventListener("close", () => box.remove());
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+/** Asks before something is removed. */
+export function confirmed(question, verb, run) {
+  return dialog(question, [], [{text: verb, kind: "danger", run}]);
+}
+
+/**
+ * Calls `work` now and then every `ms`, never twice at once, and not while the page is hidden. Returns a function that
+ * stops it. work(signal) may throw: `failed(error)` shows it, and polling goes on.
+ */
+export function poll(work, ms, failed = () => {}) {
+  let timer = null;
+  let isStopped = false;
+  const aborter = new AbortController();
+  async function turn() {
+    if (!document.hidden) {
+      try {
+        await work(aborter.signal);
+      } catch (error) {
+        if (!isStopped && error.name !== "AbortError") failed(error);
+      }
+    }
+    if (!isStopped) timer = setTimeout(turn, ms);
+  }
+  turn();
+  return () => {
+    isStopped = true;
+    clearTimeout(timer);
+    aborter.abort();
+  };
+}
+
+/** A line that shows the last failure of a page's polling; empty if all is well. */
+export function faultLine() {
+  const element = h("p", {class: "fault", role: "alert"});
+  return {element, show: error => (element.textContent = error ? error.message : "")};
+}
+
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
+export function bytes(size) {
+  let unit = 0;
+  while (size >= 1000 && unit < UNITS.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${size >= 100 || unit === 0 ? Math.round(size) : size.toFixed(1)} ${UNITS[unit]}`;
+}
+
+/** A number for people: three significant digits. */
+export function shown(value, unit = "") {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const text = Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+  return unit ? `${text} ${unit}` : text;
+}
+
+export function duration(seconds) {
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} days`;
+}
+
+/** A time of day, with the date if it is not today. when: a Date. */
+export function clockTime(when) {
+  const time = when.toLocaleTimeString("en-GB");
+  return when.toDateString() === new Date().toDateString() ? time : `${when.toLocaleDateString("en-CA")} ${time}`;
+}
