@@ -1,6 +1,6 @@
 """Detections and tracks of one frame."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -86,12 +86,13 @@ def no_detections() -> Detections:
 class Tracks:
     """Detections of one frame with their track identities. track_id: (n,) int64, unique per source while the program
     runs. age_frames: (n,) int64, frames since the track began, 1 for a new one. is_estimate: the frame was not
-    inferred."""
+    inferred. untracked: the frame's other detections; no rule counts them."""
 
     detections: Detections
     track_id: IntArray
     age_frames: IntArray
     is_estimate: bool = False
+    untracked: Detections = field(default_factory=no_detections)
 
     def __post_init__(self) -> None:
         _check("track_id", self.track_id, (len(self),), np.int64)

@@ -67,8 +67,9 @@ def test_objects_have_poses_texts_and_vectors(core: FakeCore, tmp_path: Path) ->
     finally:
         program.stop(10)
     lines = [json.loads(line) for line in (tmp_path / "out" / "objects.jsonl").read_bytes().splitlines()]
-    objects: list[dict[str, Any]] = [line["objects"][0] for line in lines if line["objects"]]
-    assert (len(lines), len(objects)) == (FRAMES, FRAMES - 2)  # two frames of probation
+    shown: list[dict[str, Any]] = [line["objects"][0] for line in lines if line["objects"]]
+    objects = [one for one in shown if one["track_id"] is not None]
+    assert (len(lines), len(shown), len(objects)) == (FRAMES, FRAMES, FRAMES - 2)  # two frames of probation
     width, height = SIZE
     for one in objects:
         assert one["keypoints"] == [[width / 4, height / 2, 0.8], [width * 3 / 4, height / 2, 0.7]]

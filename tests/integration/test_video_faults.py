@@ -15,6 +15,7 @@ from tests.integration.video_runs import (
     one_sentence,
     pictures_of,
     run,
+    tracked,
     video_unheard,
     write_street,
 )
@@ -69,7 +70,7 @@ def test_secondary_model_says_what_each_object_is(video_place: Place, tmp_path: 
     seen = [
         (line["source_id"], row["label"], [(one["model"], one["label"]) for one in row["attributes"]])
         for line in lines(tmp_path / "out" / "objects.jsonl")
-        for row in line["objects"]
+        for row in tracked(line)
     ]
     assert {label for _, label, _ in seen} == {"person", "bicycle", "car"}
     assert all(said == ([] if label == "bicycle" else [("colour", source)]) for source, label, said in seen)

@@ -18,6 +18,7 @@ from tests.integration.video_runs import (
     pictures_of,
     run,
     start_stack_at,
+    tracked,
     two_ports,
     write_street,
 )
@@ -82,7 +83,7 @@ def test_ctrl_c_leaves_whole_files_and_nothing_else(lonely: Place, clip: Path, t
     objects = lines(tmp_path / "out" / "objects.jsonl")
     assert [line["frame_num"] for line in objects] == list(range(len(objects)))
     assert len(pictures_of(tmp_path / "out" / "annotated.mp4")) == len(objects)
-    identities = {(line["segment"], row["track_id"]) for line in objects for row in line["objects"]}
+    identities = {(line["segment"], row["track_id"]) for line in objects for row in tracked(line)}
     assert len(identities) == len({track_id for _, track_id in identities}) > 5
     assert {segment for segment, _ in identities} >= {0, 1}
     assert_nothing_left(lonely, [])

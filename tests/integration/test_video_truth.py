@@ -21,6 +21,7 @@ from tests.integration.video_runs import (
     pictures_of,
     run,
     shown_by,
+    tracked,
     true_crossings,
     video,
     write_rules,
@@ -99,7 +100,7 @@ def test_interval_infers_every_second_frame_and_says_so(video_place: Place, vtes
     assert ended.code == 0, ended.err
     first = lines(tmp_path / "out" / "objects.jsonl")
     assert [line["is_inferred"] for line in first] == [True, False] * 20
-    shown = [{row["track_id"] for row in line["objects"]} for line in first]
+    shown = [{row["track_id"] for row in tracked(line)} for line in first]
     assert sum(before == between for before, between in zip(shown[10::2], shown[11::2], strict=True)) >= 12
     assert max(map(len, shown)) >= 3
 

@@ -286,6 +286,11 @@ def true_crossings(clip: Clip) -> Counter[tuple[str, str]]:
     return Counter((crossing.label, crossing.direction) for crossing in clip.crossings())
 
 
+def tracked(line: Line) -> list[Line]:
+    """The objects of a line of objects.jsonl that have a track."""
+    return [row for row in line["objects"] if row["track_id"] is not None]
+
+
 def counted_crossings(counts: dict[str, int], ways: Sequence[str] = ("right", "left")) -> Counter[tuple[str, str]]:
     """The same of a frame's counts."""
     keys = (key.split("/") for key in counts if key.startswith("line-crossing/") and key.count("/") == 2)

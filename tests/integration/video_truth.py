@@ -7,7 +7,17 @@ import numpy as np
 
 from penstock_video.analytics.rules import LineCrossing, Rules
 from tests.deepstream_pipeline.reference import PAVEMENT_LINE, RIGHTWARDS, SeenFrame
-from tests.integration.video_runs import RUN_TIMEOUT_S, Ended, Line, Place, run, shown_by, times_of, write_rules
+from tests.integration.video_runs import (
+    RUN_TIMEOUT_S,
+    Ended,
+    Line,
+    Place,
+    run,
+    shown_by,
+    times_of,
+    tracked,
+    write_rules,
+)
 
 PAVEMENT = "pavement=580,180,580,420"
 WIDTH, HEIGHT, FPS = 768, 576, 10
@@ -40,7 +50,8 @@ def expect_same_tracks(objects: Sequence[Line], seen: Sequence[SeenFrame]) -> fl
     most_apart = 0.0
     for line, one in zip(objects, seen, strict=True):
         theirs = sorted(one.tracked, key=lambda row: row[2])
-        ours = sorted(line["objects"], key=lambda row: _nearest(row, theirs))
+        assert len(line["objects"]) == len(one.boxes)  # with or without a track
+        ours = sorted(tracked(line), key=lambda row: _nearest(row, theirs))
         assert [row["class_id"] for row in ours] == [class_id for _, class_id, _ in theirs]
         boxes = np.array([row["xyxy"] for row in ours]).reshape(-1, 4)
         apart = np.abs(boxes - np.array([box for _, _, box in theirs]).reshape(-1, 4)).max(initial=0.0)

@@ -1,6 +1,6 @@
 """Results as JSON: our full lines and DeepStream's minimal payload. SCHEMAS.md describes every field."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -51,10 +51,10 @@ class MaskLine(msgspec.Struct, frozen=True):
 
 
 class ObjectLine(msgspec.Struct, frozen=True):
-    """One tracked object. xyxy: its corners in source pixels. rules: names of those that hold for it now. The members
-    after attributes are present if the model has them."""
+    """One object. track_id: None without a track, with the age 0. xyxy: its corners in source pixels. rules: names of
+    those that hold for it now. The members after attributes are present if the model has them."""
 
-    track_id: int
+    track_id: int | None
     age_frames: int
     class_id: int
     label: str
@@ -133,6 +133,7 @@ def event_lines(result: FrameResult, schema: Schema = Schema.FULL) -> list[bytes
 def read_objects_line(line: bytes) -> FrameResult:
     """The rounded result of a "full" line, without events, picture and masks. Raises ValueError for another line."""
     read = _decode(line)
+    tracked = tuple(one for one in read.objects if one.track_id is not None)
     captured = datetime.fromisoformat(read.time).timestamp()
     frame = Frame(
         source_id=read.source_id,
@@ -148,10 +149,10 @@ def read_objects_line(line: bytes) -> FrameResult:
     return FrameResult(
         frame,
         _read_tracks(read.objects),
-        FrameAnalytics((), read.counts, tuple(one.rules for one in read.objects)),
+        FrameAnalytics((), read.counts, tuple(one.rules for one in tracked)),
         labels=_read_labels(read.objects),
         classes=_read_classes(read.classes),
-        attributes=tuple(_read_classes(one.attributes) for one in read.objects),
+        attributes=tuple(_read_classes(one.attributes) for one in tracked),
         is_inferred=read.is_inferred,
     )
 
@@ -181,11 +182,25 @@ def _full(result: FrameResult) -> ObjectsLine:
 
 
 def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
-    tracks, rules_of, attributes = result.tracks, result.analytics.rules_of, result.attributes
-    seen = tracks.detections
-    boxes, scores = _rounded(seen.xyxy, 3), _rounded(seen.score, 6)
-    class_ids, ids, ages = seen.class_id.tolist(), tracks.track_id.tolist(), tracks.age_frames.tolist()
-    absent = (UNSET,) * len(tracks)
+    """Of the tracks, then of detections without a track."""
+    tracks, others = result.tracks, result.tracks.untracked
+    tracked = _object_lines(
+        result, tracks.detections, tracks.track_id.tolist(), tracks.age_frames.tolist(),
+        result.analytics.rules_of, result.attributes,
+    )  # fmt: skip
+    return tracked + _object_lines(result, others, [None] * len(others), [0] * len(others)) if len(others) else tracked
+
+
+def _object_lines(
+    result: FrameResult,
+    seen: Detections,
+    ids: Sequence[int | None],
+    ages: Sequence[int],
+    rules_of: tuple[tuple[str, ...], ...] = (),
+    attributes: tuple[tuple[ClassScore, ...], ...] = (),
+) -> tuple[ObjectLine, ...]:
+    boxes, scores, class_ids = _rounded(seen.xyxy, 3), _rounded(seen.score, 6), seen.class_id.tolist()
+    absent = (UNSET,) * len(seen)
     masks = absent if seen.masks is None else tuple(map(_mask_line, seen.masks))
     keypoints = absent if seen.keypoints is None else _rounded(seen.keypoints, 3)
     oriented = absent if seen.xywhr is None else _rounded(seen.xywhr, 5)
@@ -203,7 +218,7 @@ def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
             keypoints[index],
             oriented[index],
         )
-        for index in range(len(tracks))
+        for index in range(len(seen))
     )
 
 
@@ -272,15 +287,21 @@ def _minimal_event(result: FrameResult, event: AnalyticsEvent) -> _Minimal:
 
 
 def _read_tracks(objects: tuple[ObjectLine, ...]) -> Tracks:
-    detections = Detections(
+    tracked = [one for one in objects if one.track_id is not None]
+    ids = np.array([one.track_id for one in tracked], np.int64)
+    ages = np.array([one.age_frames for one in tracked], np.int64)
+    others = [one for one in objects if one.track_id is None]
+    return Tracks(_read_detections(tracked), ids, ages, untracked=_read_detections(others))
+
+
+def _read_detections(objects: Sequence[ObjectLine]) -> Detections:
+    return Detections(
         np.array([one.xyxy for one in objects], np.float32).reshape(-1, 4),
         np.array([one.score for one in objects], np.float32),
         np.array([one.class_id for one in objects], np.int64),
         keypoints=_read_floats([one.keypoints for one in objects]),
         xywhr=_read_floats([one.xywhr for one in objects]),
     )
-    ids = np.array([one.track_id for one in objects], np.int64)
-    return Tracks(detections, ids, np.array([one.age_frames for one in objects], np.int64))
 
 
 def _read_floats(given: list[Any]) -> FloatArray | None:

@@ -106,6 +106,7 @@ def _area(boxes: Array) -> Array:
 
 
 _STRIP = 1e6  # pixels from one class to the next; wider than any picture
+_NO_ROWS: IntArray = np.empty(0, np.int64)
 _FRAMES_A_SECOND = 30  # in the library's lost_track_buffer, which counts frames of 1/30 s
 
 
@@ -154,15 +155,20 @@ class ByteTrack:
         self._first_id = self._next_id = 1
         self._coasted = 0
         self._shown = no_tracks()
+        self._rows = _NO_ROWS
 
     def update(self, frame: Frame, detections: Detections) -> Tracks:
-        """Those of the detections that have an identity."""
+        """Those of the detections that have an identity; untracked: those whose probation is not over, and those with
+        a score too low for a new track."""
         self._come_to(frame)
+        self._rows = _NO_ROWS
         self._library.maximum_time_without_update = max(self._most_unseen, self._coasted + 1)
         self._coasted = 0
         self._looks.append(frame.frame_num)
         self._shown = no_tracks() if self._has_nothing(detections) else self._looked(frame, detections)
-        return self._shown
+        is_untracked = np.ones(len(detections), bool)
+        is_untracked[self._rows] = False
+        return replace(self._shown, untracked=detections.select(is_untracked)) if is_untracked.any() else self._shown
 
     def coast(self, frame: Frame) -> Tracks:
         """The tracks of the last look, each where its Kalman filter has it by now, cut at the picture's edges.
@@ -217,7 +223,8 @@ class ByteTrack:
         order = np.argsort(given)[np.count_nonzero(given < 0) :]
         if not len(order):
             return no_tracks()
-        row, track_id = found.row[order], given[order] + self._first_id
+        self._rows = row = found.row[order]
+        track_id = given[order] + self._first_id
         ages = self._ages(track_id.tolist())
         return Tracks(detections.select(row), track_id, np.array(ages, np.int64))
 

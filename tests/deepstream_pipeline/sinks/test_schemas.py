@@ -90,6 +90,23 @@ def test_full_objects_line_has_shapes_texts_and_vectors() -> None:
     assert json.loads(objects_line(whole, Schema.MINIMAL))["objects"][0].split("|")[6:] == ["#", "B AB 12", "0.875"]
 
 
+def test_detection_without_a_track_is_a_line_of_objects_with_a_null_identity() -> None:
+    """After the tracks, with the age 0 and no rules; a replay reads it as untracked, and DeepStream's form has none."""
+    others = replace(result(3, objects=1).tracks.detections, score=np.array([0.3], np.float32))
+    plain = result(3)
+    shown = replace(plain, tracks=replace(plain.tracks, untracked=others))
+    *tracked, last = json.loads(objects_line(shown))["objects"]
+    assert tracked == json.loads(objects_line(plain))["objects"]
+    assert last == {
+        "track_id": None, "age_frames": 0, "class_id": 0, "label": "person", "score": 0.3,
+        "xyxy": [3.0, 60.0, 38.556, 160.0], "rules": [], "attributes": [],
+    }  # fmt: skip
+    read = read_objects_line(objects_line(shown))
+    assert (len(read.tracks), len(read.tracks.untracked), len(read.attributes)) == (2, 1, 2)
+    assert objects_line(read) == objects_line(shown)
+    assert objects_line(shown, Schema.MINIMAL) == objects_line(plain, Schema.MINIMAL)
+
+
 def test_full_event_line_names_rule_and_object() -> None:
     """An event's line says what came true, where, when and of whom; null where it is of no one."""
     inward = replace(crossing(3), direction=CrossingDirection.IN, xyxy=(3.0, 60.0, 38.556, 160.0), score=0.875)

@@ -47,6 +47,18 @@ def tracker() -> Tracker:
     return new_tracker(TrackerOptions())
 
 
+def test_detections_without_an_identity_are_beside_the_tracks(tracker: Tracker) -> None:
+    """While the probation lasts, and where the score is too low for a new track: each detection is in one of both."""
+    said = [tracker.update(frame_at(number), seen(walker(number), (400, 300, 1, 0.3))) for number in range(5)]
+    assert [len(one) for one in said] == [0, 0, 1, 1, 1]
+    assert [one.untracked.class_id.tolist() for one in said] == [[0, 1]] * 2 + [[1]] * 3
+    assert len(tracker.coast(frame_at(5)).untracked) == 0
+    assert len(tracker.update(frame_at(6), seen()).untracked) == 0
+    tracker.reset()
+    tracker.update(frame_at(7), seen(walker(7)))
+    assert len(tracker.coast(frame_at(8)).untracked) == 0
+
+
 class Asking(ByteTrack):
     """Has the library look at every frame, also where nothing is seen and nothing is kept."""
 
