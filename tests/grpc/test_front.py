@@ -115,11 +115,11 @@ def test_status_where_waiting_helps_says_how_long() -> None:
         (ModelUnavailable("hangs"), 1.0),
     )
     for error, known in cases:
-        ((name, seconds),) = status_of(error).trailing_metadata
-        assert name == "retry-after"
+        reason, (name, seconds) = status_of(error).trailing_metadata
+        assert (reason, name) == (("x-penstock-reason", error.reason), "retry-after")
         assert known <= float(seconds) <= 2 * known
     for error in (ModelNotFound("no"), ModelUnavailable("its trial failed", retry_after_s=None)):
-        assert status_of(error).trailing_metadata == ()
+        assert status_of(error).trailing_metadata == (("x-penstock-reason", error.reason),)
 
 
 async def test_bug_of_ours_is_internal_and_keeps_its_secrets(front: Front, capsys: pytest.CaptureFixture[str]) -> None:

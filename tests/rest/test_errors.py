@@ -32,6 +32,8 @@ TABLE = [
     (errors.ModelUnavailable("bad", retry_after_s=None), 503, None),
     (errors.EngineUnavailable("bad", retry_after_s=0.0), 503, "1"),
     (errors.EngineUnavailable("bad", retry_after_s=2.1), 503, "3"),
+    (errors.ConnectionFailed("bad"), 502, None),
+    (errors.GatewayUnreachable("bad"), 502, None),
     (errors.Overloaded("bad", reason="full", retry_after_s=0.2), 503, "1"),
     (errors.DeadlineExceeded("bad"), 504, None),
     (errors.StorageFull("bad"), 507, None),
@@ -63,6 +65,7 @@ async def test_error_of_the_tree_becomes_its_status(
         assert delay_s == retry_after
     assert front.recorder.done == [("ident", "http", str(status))]
     assert front.recorder.reasons == [error.reason]
+    assert reply.headers["x-penstock-reason"] == error.reason
     assert [(line["event"], line["log_level"], line["reason"]) for line in logged] == [
         ("request refused", "debug", error.reason)
     ]

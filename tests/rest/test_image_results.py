@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.gateway.rest.image_results import result_json, vision_result
+from penstock.client.arrays import vision_result
+from penstock.gateway.rest.image_results import result_json
 from penstock.protocol.image_answer import ImageResult, MaskForm
 from penstock.protocol.vision_results import (
     Classes,

@@ -6,7 +6,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from penstock.gateway.rest.image_results import vision_result
+from penstock.client.arrays import vision_result
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.image_answer import Detection, ImageResult
 from penstock.vision.decode import decode

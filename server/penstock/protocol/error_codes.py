@@ -1,6 +1,7 @@
 """HTTP status, gRPC status code and retry delay of each error, for all transports and engines."""
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 from penstock.protocol import errors
@@ -34,6 +35,7 @@ ERROR_CODES: dict[type[InferenceError], ErrorCodes] = {
     errors.NotSupported: ErrorCodes(501, 12),  # UNIMPLEMENTED
     errors.EngineFailed: ErrorCodes(500, 13),  # INTERNAL
     errors.OutOfMemory: ErrorCodes(503, 8),
+    errors.ConnectionFailed: ErrorCodes(502, 14),
     errors.InferenceError: ErrorCodes(500, 13),
 }
 # Errors that an engine returns. All others are the gateway's: no slot, or the deadline passed.
@@ -45,11 +47,12 @@ ENGINE_ERRORS = (
     errors.EngineFailed,
 )
 _HTTP_WITH_RETRY_AFTER = (429, 503)
+REASON_HEADER = "x-penstock-reason"  # InferenceError.reason, since several errors share a status; also gRPC's metadata
 
 
 def codes_of(error: InferenceError) -> ErrorCodes:
     """Codes of the nearest class in the table."""
-    return next(ERROR_CODES[kind] for kind in type(error).__mro__ if kind in ERROR_CODES)
+    return _codes_of_kind(type(error))
 
 
 def retry_after(error: InferenceError) -> float | None:
@@ -66,3 +69,72 @@ def http_retry_after(error: InferenceError) -> int | None:
     if isinstance(error, QuotaExceeded):
         return max(1, math.ceil(known_s or 0.0))
     return retry_after_whole_s(known_s or 0.0)
+
+
+# The likeliest error of each status, for a response without a reason: of an engine, or of a proxy.
+_HTTP_ERRORS: dict[int, type[InferenceError]] = {
+    401: errors.Unauthenticated,
+    403: errors.PermissionDenied,
+    404: errors.ModelNotFound,
+    408: errors.BodyTooSlow,
+    413: errors.TooLarge,
+    415: errors.UnsupportedMedia,
+    421: errors.HostNotAllowed,
+    429: errors.QuotaExceeded,
+    500: errors.EngineFailed,
+    501: errors.NotSupported,
+    503: errors.Overloaded,
+    504: errors.DeadlineExceeded,
+    507: errors.StorageFull,
+}
+_GRPC_ERRORS: dict[int, type[InferenceError]] = {
+    3: errors.InvalidRequest,
+    4: errors.DeadlineExceeded,
+    5: errors.ModelNotFound,
+    6: errors.RegionTaken,
+    7: errors.PermissionDenied,
+    8: errors.TooLarge,
+    12: errors.NotSupported,
+    13: errors.EngineFailed,
+    14: errors.Overloaded,
+    16: errors.Unauthenticated,
+}
+
+
+def error_of_http(status: int, message: str, reason: str = "", retry_after_s: float | None = None) -> InferenceError:
+    """The error that a response stands for. status: 4xx or 5xx. reason: by REASON_HEADER; empty for none."""
+    kind = _error_named(reason)
+    if kind is None or _codes_of_kind(kind).http != status:
+        kind = _HTTP_ERRORS.get(status, errors.InvalidRequest if status < 500 else InferenceError)
+    return _error(kind, message, reason, retry_after_s)
+
+
+def error_of_grpc(code: int, message: str, reason: str = "", retry_after_s: float | None = None) -> InferenceError:
+    """The error that a gRPC status stands for. code: its number."""
+    kind = _error_named(reason)
+    if kind is None or _codes_of_kind(kind).grpc != code:
+        kind = _GRPC_ERRORS.get(code, InferenceError)
+    return _error(kind, message, reason, retry_after_s)
+
+
+def _error(kind: type[InferenceError], message: str, reason: str, retry_after_s: float | None) -> InferenceError:
+    error = kind(message)
+    error.retry_after_s = retry_after_s
+    if isinstance(error, errors.Overloaded) and reason:
+        error.reason = reason
+    return error
+
+
+@cache
+def _error_named(reason: str) -> type[InferenceError] | None:
+    todo: list[type[InferenceError]] = [InferenceError]
+    found: dict[str, type[InferenceError]] = {}
+    while todo:
+        kind = todo.pop()
+        found.setdefault(kind.reason, kind)  # a class without a reason of its own has its parent's
+        todo += kind.__subclasses__()
+    return found.get(reason)
+
+
+def _codes_of_kind(kind: type[InferenceError]) -> ErrorCodes:
+    return next(ERROR_CODES[each] for each in kind.__mro__ if each in ERROR_CODES)

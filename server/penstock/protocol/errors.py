@@ -1,4 +1,4 @@
-"""The gateway's error tree, with raisers and HTTP status (table in error_codes.py), and retry delays."""
+"""The error tree of the gateway and its client, with raisers and HTTP status (error_codes.py); retry delays."""
 
 import math
 import random
@@ -185,6 +185,28 @@ class OutOfMemory(EngineFailed):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ConnectionFailed(InferenceError):
+    """No usable answer: the connection broke, TLS failed, or the server is not a gateway. By client.
+
+    was_sent: whether the gateway may have received the request. is_transient: whether another attempt may succeed.
+    """
+
+    reason = "connection_failed"
+
+    def __init__(self, message: str, *, was_sent: bool = True, is_transient: bool = False) -> None:
+        super().__init__(message)
+        self.was_sent, self.is_transient = was_sent, is_transient
+
+
+class GatewayUnreachable(ConnectionFailed):
+    """Nothing listens at the gateway's address. By client."""
+
+    reason = "unreachable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, was_sent=False, is_transient=True)
 
 
 _OPENCV_NO_MEMORY = -4  # cv2.error.code

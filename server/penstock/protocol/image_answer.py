@@ -39,7 +39,7 @@ class RunLengths(msgspec.Struct):
     counts: str
 
 
-class Detection(msgspec.Struct):
+class Detection(msgspec.Struct, repr_omit_defaults=True):
     """An object. xyxy: corners in pixels of the picture after EXIF rotation. score: in [0, 1].
 
     The other members are present if the model has them.
@@ -60,7 +60,7 @@ class Detection(msgspec.Struct):
     ] = UNSET
 
 
-class RecognisedText(msgspec.Struct):
+class RecognisedText(msgspec.Struct, repr_omit_defaults=True):
     """text: empty if the model only finds regions. polygon: four corners, if the model finds the region."""
 
     text: str
@@ -68,7 +68,7 @@ class RecognisedText(msgspec.Struct):
     polygon: list[Point] | UnsetType = UNSET
 
 
-class ClassArea(msgspec.Struct):
+class ClassArea(msgspec.Struct, repr_omit_defaults=True):
     """The pixels of one class. area: their number. counts: as in a mask. polygons: instead, with masks=polygon."""
 
     class_id: int
@@ -94,7 +94,7 @@ class DepthImage(msgspec.Struct):
     offset: float
 
 
-class ImageResult(msgspec.Struct, kw_only=True):
+class ImageResult(msgspec.Struct, kw_only=True, repr_omit_defaults=True):
     """The result of one picture. One member is present, by the kind of the model.
 
     Classes and detections are sorted by descending score, text from top to bottom.

@@ -7,7 +7,7 @@ import grpc
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.logs import get_logger
 from penstock.protocol.call import GrpcAnswer, GrpcMetadata
-from penstock.protocol.error_codes import codes_of, retry_after
+from penstock.protocol.error_codes import REASON_HEADER, codes_of, retry_after
 from penstock.protocol.errors import InferenceError
 
 RETRY_AFTER_KEY = "retry-after"
@@ -33,9 +33,12 @@ def code_of(answer: GrpcAnswer) -> grpc.StatusCode:
 
 
 def status_of(error: InferenceError) -> CallStatus:
-    """The error's status, with `retry-after` in seconds if waiting helps."""
+    """The error's status, with its reason, and `retry-after` in seconds if waiting helps."""
     code, seconds = CODE_OF_NUMBER[codes_of(error).grpc], retry_after(error)
-    return CallStatus(code, error.message, () if seconds is None else ((RETRY_AFTER_KEY, f"{seconds:g}"),))
+    reason = (REASON_HEADER, error.reason)
+    return CallStatus(
+        code, error.message, (reason,) if seconds is None else (reason, (RETRY_AFTER_KEY, f"{seconds:g}"))
+    )
 
 
 def refusal_of(record: Metrics, error: InferenceError) -> CallStatus:

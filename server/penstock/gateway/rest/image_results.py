@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from penstock.protocol.image_answer import (
     ClassArea,
@@ -19,7 +19,6 @@ from penstock.protocol.image_answer import (
     RunLengths,
     SegmentationAreas,
 )
-from penstock.protocol.inference import FloatArray, IntArray
 from penstock.protocol.vision_results import (
     Classes,
     DepthMap,
@@ -32,7 +31,7 @@ from penstock.protocol.vision_results import (
     VisionResult,
     label_of,
 )
-from penstock.vision.masks import depth_of, mask_of, mask_of_outlines, png16_of, polygons_of, rle_of
+from penstock.vision.masks import png16_of, polygons_of, rle_of
 
 PIXEL_DECIMALS, SCORE_DECIMALS, RADIAN_DECIMALS = 3, 6, 5
 
@@ -59,26 +58,6 @@ def result_json(result: VisionResult, labels: Sequence[str], masks: MaskForm = M
             return ImageResult(depth=DepthImage(size, text, scale, offset))
 
 
-def vision_result(result: ImageResult, width: int, height: int) -> VisionResult:
-    """The inverse of result_json: the result as arrays. width, height: of the picture, in pixels.
-
-    Raises ValueError if a mask or a depth map is not a valid encoding for that size.
-    """
-    if result.detections is not UNSET:
-        return _detections(result.detections, width, height)
-    if result.embedding is not UNSET:
-        return Embedding(_floats(result.embedding))
-    if result.text is not UNSET:
-        return TextLines(tuple(_text_line(line) for line in result.text))
-    if result.segmentation is not UNSET:
-        return _segmentation(result.segmentation, width, height)
-    if result.depth is not UNSET:
-        png = base64.b64decode(result.depth.png16)
-        return DepthMap(depth_of(png, result.depth.scale, result.depth.offset))
-    classes = result.classes or ()
-    return Classes(_floats([one.score for one in classes]), _ids(classes))
-
-
 def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[Detection]:
     ids = found.class_id.tolist()
     corners, scores = _rounded(found.xyxy, PIXEL_DECIMALS), _rounded(found.score, SCORE_DECIMALS)
@@ -101,35 +80,9 @@ def _boxes(found: Detections, labels: Sequence[str], masks: MaskForm) -> list[De
     return boxes
 
 
-def _detections(found: Sequence[Detection], width: int, height: int) -> Detections:
-    has_masks = any(one.mask or one.polygons for one in found)
-    keypoints = [one.keypoints for one in found if one.keypoints]
-    xywhr = [one.xywhr for one in found if one.xywhr]
-    return Detections(
-        _floats([one.xyxy for one in found]).reshape(-1, 4),
-        _floats([one.score for one in found]),
-        _ids(found),
-        tuple(_mask(one.mask, one.polygons, width, height) for one in found) if has_masks else None,
-        _floats(keypoints) if keypoints and len(keypoints) == len(found) else None,
-        _floats(xywhr) if xywhr and len(xywhr) == len(found) else None,
-    )
-
-
-def _mask(runs: RunLengths | UnsetType, outlines: Outlines | UnsetType, width: int, height: int) -> Mask:
-    if runs is UNSET:
-        return mask_of_outlines(list(map(_floats, outlines or ())), height, width)
-    if runs.size != [height, width]:
-        raise ValueError(f"a mask is of {runs.size[1]}x{runs.size[0]} pixels, the picture of {width}x{height}")
-    return mask_of(runs.counts, height, width)
-
-
 def _text(line: TextLine) -> RecognisedText:
     polygon = UNSET if line.polygon is None else _rounded(line.polygon, PIXEL_DECIMALS)
     return RecognisedText(line.text, round(line.score, SCORE_DECIMALS), polygon)
-
-
-def _text_line(line: RecognisedText) -> TextLine:
-    return TextLine(line.text, line.score, _floats(line.polygon) if line.polygon else None)
 
 
 def _areas(found: SegmentationMap, labels: Sequence[str], masks: MaskForm) -> SegmentationAreas:
@@ -144,24 +97,9 @@ def _areas(found: SegmentationMap, labels: Sequence[str], masks: MaskForm) -> Se
     return SegmentationAreas([found.height, found.width], areas)
 
 
-def _segmentation(found: SegmentationAreas, width: int, height: int) -> SegmentationMap:
-    shown = [one for one in found.classes if one.counts is not UNSET or one.polygons is not UNSET]
-    runs = [UNSET if one.counts is UNSET else RunLengths(found.size, one.counts) for one in shown]
-    masks = tuple(_mask(run, one.polygons, width, height) for run, one in zip(runs, shown, strict=True))
-    return SegmentationMap(height, width, _ids(shown), masks)
-
-
 def _outlines(mask: Mask) -> Outlines:
     return [_rounded(outline, PIXEL_DECIMALS) for outline in polygons_of(mask)]
 
 
 def _rounded(values: "np.ndarray[Any, np.dtype[np.float32]]", decimals: int) -> Any:
     return values.astype(np.float64).round(decimals).tolist()
-
-
-def _floats(values: object) -> FloatArray:
-    return np.array(values, np.float32)
-
-
-def _ids(found: Sequence[Detection] | Sequence[ClassScore] | Sequence[ClassArea]) -> IntArray:
-    return np.array([one.class_id for one in found], np.int64)

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from penstock.protocol.cancellation import ClientLeft
-from penstock.protocol.error_codes import codes_of, http_retry_after
+from penstock.protocol.error_codes import REASON_HEADER, codes_of, http_retry_after
 from penstock.protocol.errors import InferenceError, retry_after_whole_s
 
 CLIENT_GONE = 499
@@ -30,11 +30,13 @@ def error_response(text: str, status: int, headers: Mapping[str, str] | None = N
 
 
 def response_of(error: InferenceError) -> Response:
-    """The error with its status. 503 and 429 have Retry-After in whole seconds; 401 has WWW-Authenticate."""
+    """The error with its status. 503, 429: with Retry-After in whole seconds; 401: with WWW-Authenticate."""
     status, seconds = codes_of(error).http, http_retry_after(error)
-    headers = None if seconds is None else {"Retry-After": str(seconds)}
+    headers = {REASON_HEADER: error.reason}
+    if seconds is not None:
+        headers["Retry-After"] = str(seconds)
     if status == 401:
-        headers = {"WWW-Authenticate": "Bearer"}
+        headers["WWW-Authenticate"] = "Bearer"
     return error_response(error.message, status, headers)
 
 

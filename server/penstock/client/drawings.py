@@ -1,0 +1,78 @@
+"""Drawn pictures that save themselves, and what a notebook shows of a result."""
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.protocol.errors import InvalidRequest
+
+Column = Sequence[Any] | np.ndarray[Any, np.dtype[Any]]
+MAX_SHOWN_ROWS, MAX_SHOWN_SIDE = 20, 960
+STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
+
+
+class Drawing(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A picture with its result, (height, width, 3) uint8 BGR: an array that saves itself, and shows in a notebook."""
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a file; the suffix is its format: .jpg, .png or .webp. Raises InvalidRequest."""
+        target = Path(path)
+        try:
+            target.write_bytes(self.encoded(target.suffix))
+        except OSError as error:
+            raise InvalidRequest(f"{target} cannot be written ({error.strerror}): give another place") from error
+        return target
+
+    def encoded(self, suffix: str) -> bytes:
+        """The encoded picture. suffix: .jpg, .png or .webp. Raises InvalidRequest."""
+        import cv2
+
+        if suffix.lower() not in (".jpg", ".jpeg", ".png", ".webp"):
+            raise InvalidRequest(f"{suffix!r} is no picture's suffix: end the name with .jpg, .png or .webp")
+        data: bytes = cv2.imencode(suffix, np.asarray(self))[1].tobytes()
+        return data
+
+    def _repr_jpeg_(self) -> bytes:
+        """What a notebook shows."""
+        return self.encoded(".jpg")
+
+
+def timings_text(timings_ms: Mapping[str, float]) -> str:
+    """The stages and their sum, such as "decode 1.5 + infer 12.0 = 14.0 ms"."""
+    stages = [f"{stage} {timings_ms[stage]:.1f}" for stage in STAGES if stage in timings_ms]
+    total = f" = {timings_ms['total']:.1f} ms" if "total" in timings_ms else " ms"
+    return " + ".join(stages) + total
+
+
+def notebook_html(drawn: Drawing, alt: str, notes: Sequence[str], columns: Mapping[str, Column]) -> str:
+    """The drawn picture in the page itself, the notes and the first rows. All text is escaped."""
+    import cv2
+
+    pixels = np.asarray(drawn)
+    scale = MAX_SHOWN_SIDE / max(pixels.shape[:2])
+    if scale < 1:
+        pixels = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    data = base64.b64encode(cv2.imencode(".jpg", pixels)[1].tobytes()).decode()
+    picture = f'<img style="max-width:100%" alt="{html.escape(alt)}" src="data:image/jpeg;base64,{data}">'
+    text = " · ".join(html.escape(note) for note in notes)
+    return f"<div>{picture}<div>{text}</div>{_table(columns)}</div>"
+
+
+def _table(columns: Mapping[str, Column]) -> str:
+    """The first rows, escaped."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    rows = list(zip(*columns.values(), strict=True))
+    shown = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
+        for row in rows[:MAX_SHOWN_ROWS]
+    )
+    more = f"<div>{len(rows) - MAX_SHOWN_ROWS} more rows</div>" if len(rows) > MAX_SHOWN_ROWS else ""
+    return f"<table><tr>{head}</tr>{shown}</table>{more}"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float | np.floating) else str(value)

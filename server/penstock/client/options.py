@@ -1,0 +1,78 @@
+"""The options of a client: address, key, time limits and bounds. Sans-IO."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from penstock.network import host_and_port
+from penstock.protocol.errors import InvalidRequest
+
+URL_VARIABLE, API_KEY_VARIABLE = "PENSTOCK_GATEWAY_URL", "PENSTOCK_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8000"
+MAX_ANSWER_BYTES = 256 << 20
+Protocol = Literal["http", "grpc"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """url: http:// or https://, without a slash at its end. prefix: the path in it.
+
+    timeout_s: longest wait for an answer. retries: attempts after the first. grpc_address: HOST:PORT.
+    max_answer_bytes: larger answers are errors. connections: kept open.
+    """
+
+    url: str
+    api_key: str = field(repr=False)
+    host: str
+    port: int
+    prefix: str
+    timeout_s: float = 60.0
+    retries: int = 2
+    grpc_address: str = ""
+    max_answer_bytes: int = MAX_ANSWER_BYTES
+    connections: int = 16
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether the address is https://."""
+        return self.url.startswith("https://")
+
+
+def read_options(
+    url: str | None,
+    api_key: str | None,
+    *,
+    timeout_s: float = 60.0,
+    retries: int = 2,
+    grpc_address: str = "",
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
+) -> ClientOptions:
+    """Completes the options: None is the environment's value, then the default. Raises InvalidRequest."""
+    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL if url is None else url
+    api_key = os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("http", "https"):
+        raise InvalidRequest(f"{url!r} is not a gateway's address: give one such as {DEFAULT_URL}")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise InvalidRequest("a gateway's address has no user, query or fragment: give the key as api_key")
+    if not api_key.isascii() or not api_key.isprintable():
+        raise InvalidRequest(f"api_key (or {API_KEY_VARIABLE}) has characters that no HTTP header allows")
+    if not timeout_s > 0 or retries < 0 or max_answer_bytes < 1:
+        raise InvalidRequest("timeout_s and max_answer_bytes must be positive, and retries at least 0")
+    port = port or (443 if parts.scheme == "https" else 80)
+    return ClientOptions(
+        url.rstrip("/"),
+        api_key,
+        host,
+        port,
+        parts.path.rstrip("/"),
+        timeout_s,
+        retries,
+        grpc_address or host_and_port(host, port + 1),
+        max_answer_bytes,
+    )

@@ -1,0 +1,142 @@
+"""From a complete response, or a failed connection, to a value or an error. Sans-IO."""
+
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from penstock.client.operations import HttpReply, Operation
+from penstock.client.options import API_KEY_VARIABLE, URL_VARIABLE, ClientOptions
+from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE
+from penstock.protocol.error_codes import REASON_HEADER, error_of_http
+from penstock.protocol.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    GatewayUnreachable,
+    InferenceError,
+    Unauthenticated,
+)
+
+START_ADVICE = f"start it with `penstock up`, or give its address: url, or {URL_VARIABLE}"
+KEY_ADVICE = f"give a valid key: api_key, or {API_KEY_VARIABLE}"
+_LONGEST_WAIT_S = 3600.0
+_MAX_TEXT = 2000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorBody:
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request on the wire. timeout_s: until its whole answer must have arrived."""
+
+    operation: Operation[object]
+    target: str
+    headers: Mapping[str, str] = field(repr=False)
+    timeout_s: float
+
+
+def value_of_reply(operation: Operation[T], reply: HttpReply, options: ClientOptions) -> T:
+    """The operation's value. Raises InferenceError."""
+    if reply.status not in operation.accepts:
+        raise error_of_reply(operation, reply, options)
+    from msgspec import DecodeError
+
+    try:
+        return operation.decode(reply)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise _not_a_gateway(options, str(error)) from error
+
+
+def error_of_reply(operation: Operation[object], reply: HttpReply, options: ClientOptions) -> InferenceError:
+    """The error, with the gateway's sentence and its Retry-After."""
+    http = f"HTTP {reply.status} {reply.phrase}".strip()
+    if 300 <= reply.status < 400:
+        there = urlsplit(reply.headers.get("location", ""))
+        other = f"{there.scheme}://{there.hostname}" if there.hostname else "another address"
+        return ConnectionFailed(
+            f"{options.url} redirects to {other} ({http}), which is not followed: give the gateway's own address"
+        )
+    text = _error_text(reply.body)
+    if text is None:
+        return _not_a_gateway(options, http)
+    if reply.status < 400 or (reply.status == 404 and not operation.names_model):
+        return _not_a_gateway(options, text)
+    error = error_of_http(reply.status, text, reply.headers.get(REASON_HEADER, ""), _retry_after_s(reply.headers))
+    if isinstance(error, Unauthenticated):
+        wanted = f"refused the API key ({text.partition(';')[0]})" if options.api_key else "requires an API key"
+        return Unauthenticated(f"{options.url} {wanted}: {KEY_ADVICE}")
+    return error
+
+
+def connection_error(
+    error: BaseException, options: ClientOptions, timeout_s: float
+) -> ConnectionFailed | DeadlineExceeded:
+    """The error for a failed connection. error: the system's, or http.client's."""
+    url = options.url
+    match error:
+        case ConnectionRefusedError() | socket.gaierror():
+            return GatewayUnreachable(f"nothing answers at {url}: {START_ADVICE}")
+        case TimeoutError():
+            return DeadlineExceeded(f"{url} did not answer within {timeout_s:.3g} s")
+        case ssl.SSLCertVerificationError():
+            remedy = f"set {CA_VARIABLE} to the file of the CA that signed it"
+            return ConnectionFailed(f"the certificate of {url} is not trusted ({error.verify_message}): {remedy}")
+        case ssl.SSLError():
+            return ConnectionFailed(f"TLS with {url} failed ({error.reason}): {_advice(url)}")
+    advice = f"try again; if that does not help, {_address_advice(url)}"
+    return ConnectionFailed(f"the connection to {url} broke ({error}): {advice}", is_transient=True)
+
+
+def closed_without_answer(options: ClientOptions) -> ConnectionFailed:
+    """The error for a connection that ended before the response's first byte."""
+    url = options.url
+    return ConnectionFailed(f"{url} closed the connection without an answer: {_advice(url)}", is_transient=True)
+
+
+def not_http(options: ClientOptions) -> ConnectionFailed:
+    """The error for an answer that is not HTTP."""
+    return ConnectionFailed(f"the server at {options.url} does not speak HTTP: {_address_advice(options.url)}")
+
+
+def too_large(options: ClientOptions, limit_bytes: int) -> ConnectionFailed:
+    """The error for an answer over the limit."""
+    return ConnectionFailed(f"the answer of {options.url} has more than {limit_bytes} bytes, and was not read further")
+
+
+def _not_a_gateway(options: ClientOptions, why: str) -> ConnectionFailed:
+    return ConnectionFailed(f"the server at {options.url} is not a gateway ({why[:_MAX_TEXT]}): check the address")
+
+
+def _error_text(body: bytes) -> str | None:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error[:_MAX_TEXT]
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    text = headers.get("retry-after", "")
+    return min(float(text), _LONGEST_WAIT_S) if text.isascii() and text.isdecimal() else None
+
+
+def _address_advice(url: str) -> str:
+    """Advice for an address that may be wrong. A server with TLS resets plain connections or sends an alert."""
+    return "check the address: does it take https?" if url.startswith("http://") else "check the address"
+
+
+def _advice(url: str) -> str:
+    """Advice if the server closed the connection during the TLS handshake, or if TLS was expected but not used."""
+    if url.startswith("http://"):
+        return "try again, with https:// if the server uses TLS"
+    return (
+        "check the address (http:// if the server has no TLS); "
+        f"if it requires client certificates, set {CERTIFICATE_VARIABLE}"
+    )

@@ -1,0 +1,45 @@
+"""What the client imports, in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+{statement}
+third_party = {{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_module_names
+print(*sorted(third_party))
+"""
+INSTALLATION = {"__main__", "__mp_main__", "_distutils_hack", "_virtualenv", "penstock"}
+URLLIB3 = {"urllib3", "_brotli", "brotli", "brotlicffi", "zstandard", "backports", "h2"}  # and what it finds installed
+
+
+def third_party(statement: str) -> set[str]:
+    """The packages that the statement loads, besides the standard library and Penstock."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM.format(statement=statement)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split()) - INSTALLATION
+
+
+def test_import_of_the_package_loads_nothing() -> None:
+    """`import penstock` loads no other package, and no module of the client."""
+    assert third_party("import penstock; assert 'penstock.client' not in sys.modules") == set()
+
+
+@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
+def test_client_loads_numpy_and_the_http_library(name: str) -> None:
+    """No gRPC, OpenCV, pandas or web framework, and aiohttp on use only."""
+    loaded = third_party(f"from penstock import {name}")
+    assert {"numpy", "urllib3"} <= loaded
+    assert loaded - URLLIB3 == {"numpy"}
+
+
+def test_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    """As for any module."""
+    import penstock
+
+    with pytest.raises(AttributeError, match="'penstock' has no attribute 'Clint'"):
+        penstock.Clint  # noqa: B018
