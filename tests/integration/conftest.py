@@ -9,7 +9,7 @@ from tests.integration.client_processes import start_fronts
 from tests.integration.guarded import Guarded, start_guarded
 from tests.integration.ledger import Ledgers, parameter, write_ledger, write_shades
 from tests.integration.living import write_quick_models
-from tests.integration.video_runs import Place, new_place, put_fastestdet, put_small_models, start_stack_at
+from tests.integration.video_runs import Place, new_place, put_model, put_small_models, start_stack_at
 from tests.support.stack import RunningStack, start_stack, stop_stack
 
 
@@ -58,7 +58,7 @@ def video_place(
 ) -> Iterator[Place]:
     """Where a stack runs that runs of `penstock video` join: fastestdet, street, colour."""
     place = new_place(tmp_path_factory.mktemp("v"))
-    put_fastestdet(place, shared_dir)
+    put_model(place, shared_dir)
     put_small_models(place)
     running = start_stack_at(place, "--models", "fastestdet,street,colour")
     yield place

@@ -126,9 +126,9 @@ def new_place(folder: Path) -> Place:
     return place
 
 
-def put_fastestdet(place: Place, shared_dir: Path) -> None:
+def put_model(place: Place, shared_dir: Path, name: str = "fastestdet") -> None:
     """As a user does who has the file."""
-    pull = ["models", "pull", "fastestdet", "--from", str(shared_dir / "models"), "--url", "http://127.0.0.1:9"]
+    pull = ["models", "pull", name, "--from", str(shared_dir / "models"), "--url", "http://127.0.0.1:9"]
     subprocess.run(_command(*pull), check=True, env=place.environ, cwd=CHECKOUT, capture_output=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.deepstream_pipeline.reference import PAVEMENT_LINE, reference
-from tests.integration.video_runs import Place, lines, new_place, put_fastestdet, start_stack_at
+from tests.integration.video_runs import Place, lines, new_place, put_model, start_stack_at
 from tests.integration.video_truth import expect_annotated, expect_same_counts, expect_same_tracks, run_of
 from tests.support.stack import stop_stack
 
@@ -20,7 +20,7 @@ def place(tmp_path: Path, shared_dir: Path, triton_environment: Path) -> Iterato
     """Where a stack runs that serves fastestdet."""
     (tmp_path / "v").mkdir()
     place = new_place(tmp_path / "v")
-    put_fastestdet(place, shared_dir)
+    put_model(place, shared_dir)
     stack = start_stack_at(place, "--models", "fastestdet")
     try:
         yield place
