@@ -215,7 +215,7 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     mine = tuple(source for source in sources if shard.has(source.config.source_id))
     analytics = _analytics(root, flags)
     check_section(analytics, reading.complaints, has_tracker=tracker.has_tracks)
-    mux = root.section("streammux").read(MuxSettings) or MuxSettings()
+    mux = _mux(root.section("streammux"))
     return VideoSettings(
         sources=mine,
         primary=primary,
@@ -232,6 +232,12 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         elsewhere=len(sources) - len(mine),
         out=flags.out,
     )
+
+
+def _mux(section: Section) -> MuxSettings:
+    if "max-latency" in section and "max-latency-s" in section:
+        section.complain(section["max-latency"], section.at("max-latency"), "leave it out; max-latency-s is the same")
+    return section.read(MuxSettings) or MuxSettings()
 
 
 def _tracker(section: Section, flags: Flags) -> TrackerOptions | Extension:

@@ -97,12 +97,14 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class MuxSettings:
-    """The stream mux, in DeepStream's units. batch_size: None for a default. push_timeout_us: 0 and -1 for at once."""
+    """The stream mux. batch_size: None for a default. push_timeout_us: DeepStream's, 0 and -1 for at once.
+    former_max_latency_ms: the key before max_latency_s, None if not given."""
 
     batch_size: Annotated[int | None, Field(alias="batch-size", ge=1, le=MAX_BATCH)] = None
     push_timeout_us: Annotated[int, Field(alias="batched-push-timeout", ge=-1, le=60_000_000)] = 0
     max_same_source: Annotated[int, Field(alias="max-same-source-frames", ge=0, le=MAX_BATCH)] = 0
-    max_latency_ms: Annotated[float, Field(alias="max-latency", ge=1, le=600_000)] = 1000
+    max_latency_s: Annotated[float, Field(alias="max-latency-s", ge=0.001, le=600)] = 1.0
+    former_max_latency_ms: Annotated[float | None, Field(alias="max-latency", ge=1, le=600_000)] = None
 
     def options(self, fitting_batch_size: int) -> MuxOptions:
         """Options of the mux. fitting_batch_size: the default."""
@@ -110,7 +112,9 @@ class MuxSettings:
             self.batch_size or fitting_batch_size,
             push_timeout_s=max(self.push_timeout_us, 0) / 1e6,
             max_same_source=self.max_same_source,
-            max_latency_s=self.max_latency_ms / 1e3,
+            max_latency_s=self.max_latency_s
+            if self.former_max_latency_ms is None
+            else self.former_max_latency_ms / 1e3,
         )
 
 

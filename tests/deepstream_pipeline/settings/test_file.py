@@ -99,7 +99,7 @@ def test_analytics_of_a_source_hold_instead_of_those_for_all(tmp_path: Path) -> 
 
 PARTS = """
 source: [{uri: rtsp://cam/1}]
-streammux: {batch-size: 8, batched-push-timeout: 40000, max-same-source-frames: 1, max-latency: 250}
+streammux: {batch-size: 8, batched-push-timeout: 40000, max-same-source-frames: 1, max-latency-s: 0.25}
 primary-gie: {model: people, version: 2, interval: 4, operate-on-class-ids: 0;2, pre-cluster-threshold: 0.3}
 secondary-gie:
   - {model: googlenet, operate-on-class-ids: [person, 3], classifier-threshold: 0.2, secondary-reinfer-interval: 10}
@@ -116,7 +116,7 @@ gpu: {cameras-per-process: 4, pin-processes: false, hand-over: host, device: 1}
 def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
     """DeepStream's units (µs, ms) become seconds; classes are numbers or labels."""
     settings = read(PARTS, tmp_path)
-    assert settings.mux == MuxSettings(8, 40_000, max_same_source=1, max_latency_ms=250)
+    assert settings.mux == MuxSettings(8, 40_000, max_same_source=1, max_latency_s=0.25)
     assert settings.mux.options(3) == MuxOptions(8, push_timeout_s=0.04, max_same_source=1, max_latency_s=0.25)
     assert settings.primary == PrimarySettings("people", "2", 4, (0, 2), 0.3)
     assert settings.secondaries == (
@@ -255,3 +255,9 @@ source:
 def test_file_without_sources_waits_for_the_control_api(tmp_path: Path) -> None:
     """Cameras may all come at run time."""
     assert read("primary-gie: {model: people}\n", tmp_path).sources == ()
+
+
+def test_former_key_of_the_latency_is_read_in_milliseconds(tmp_path: Path) -> None:
+    """An older file means what it meant."""
+    settings = read(PARTS.replace("max-latency-s: 0.25", "max-latency: 250"), tmp_path)
+    assert settings.mux.options(3) == MuxOptions(8, push_timeout_s=0.04, max_same_source=1, max_latency_s=0.25)
