@@ -23,6 +23,7 @@ LONGEST_FIRST = (
     "ledgers",
     "workers",
     "add-model",
+    "console",
     "own_engines",
     "tests/integration/test_openapi.py",
     "tests/integration/test_stop.py",

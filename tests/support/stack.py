@@ -27,6 +27,7 @@ class RunningStack:
     metrics_url: str = ""
     engine_http_url: str = ""
     engine_grpc_address: str = ""
+    console_url: str = ""
     output: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -100,6 +101,7 @@ def wait_until_ready(stack: RunningStack) -> None:
             found = re.match(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)", line)
             if found:
                 stack.http_url, stack.grpc_address, stack.metrics_url = found.groups()
+                stack.console_url = next((one.split()[1] for one in stack.output if one.startswith("console: ")), "")
                 _read_engine_ports(stack)
                 return
         if stack.process.poll() is not None:
