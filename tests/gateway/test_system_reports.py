@@ -147,6 +147,8 @@ def test_processes_are_the_parent_and_its_descendants() -> None:
         (["/usr/bin/python", "-m", "penstock.vision.decoder_worker", "5"], "decoder"),
         (["/usr/bin/python", "-P", "-m", "penstock.gpu.telemetry"], "gpu telemetry"),
         (["/usr/bin/python", "-m", "penstock_video.cli.run"], "video"),
+        (["/usr/bin/python", "-P", "-m", "penstock.cli.main", "console", "--host", "::1"], "console"),
+        (["/usr/bin/python", "-m", "penstock.cli.main"], "penstock.cli.main"),
         (["/usr/bin/python", "-m", "other" * 40], ("other" * 40)[:64]),
         (["/opt/tritonserver", "--model-repository=/m"], "tritonserver"),
         (["/usr/bin/python", "-m"], "python"),

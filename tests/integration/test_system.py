@@ -33,10 +33,11 @@ def test_system_of_a_stack_with_triton(stack: RunningStack) -> None:
 
 @pytest.mark.xdist_group("stack")
 def test_settings_and_findings_of_a_stack(stack: RunningStack) -> None:
-    """The settings are those in force; doctor examines the machine for them."""
+    """Flags and variables that the stack was started with are named; doctor examines the machine for it."""
     rows = {row["name"]: row for row in get(stack, "/v1/system/config")["settings"]}
+    assert (rows["http_port"]["origin"], rows["http_port"]["source"]) == ("flag", "--http-port")
     assert f":{rows['http_port']['value']}" in stack.http_url
-    assert rows["decoders"]["value"] == 1
+    assert (rows["decoders"]["value"], rows["decoders"]["source"]) == (1, "PENSTOCK_DECODERS")
     assert rows["grace_s"]["origin"] == "default"
     found = {row["id"]: row for row in get(stack, "/v1/system/findings")["findings"]}
     assert {"host.system", "cpu.cores", "memory.size", "engine.choice"} <= found.keys()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.gateway_client import gateway_url
+from penstock.cli.gateway_client import VideoUrl, gateway_url
 from penstock.cli.terminal import fail
 from penstock.console.main import DEFAULT_PORT, ConsoleOptions, serve_console
 from penstock.logs import LogFormat, also_log_to_stack, configure_logs
@@ -16,7 +16,6 @@ from penstock.network import PortTaken, is_loopback
 from penstock.process import remove_working_directory
 from penstock.tls import TlsFileError, TlsFiles
 
-VideoUrl = Annotated[str, typer.Option(envvar="PENSTOCK_VIDEO_URL", help="the video program's control API")]
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate chain; turns on TLS [none]")]
 ClientCa = Annotated[Path | None, typer.Option(help="PEM file of a CA that signs browsers' certificates [none]")]
 UpstreamCertificate = Annotated[

@@ -179,6 +179,10 @@ class GatewayClient:
         """How the model's batches are formed, with statistics."""
         return self._ask("GET", _model(model_name, "explain"), _MODEL_EXPLAINED)
 
+    def read(self, target: str, kind: type[T], timeout_s: float = INDEX_TIMEOUT_S) -> T:
+        """The JSON answer to a GET. target: path and query."""
+        return self._ask("GET", target, msgspec.json.Decoder(kind), timeout_s)
+
     def engine(self) -> EngineVersion:
         """Name (`triton`, EMBEDDED_ENGINE, …) and version of the engine."""
         return self._ask("GET", "/v2", _ENGINE_VERSION)
@@ -329,10 +333,18 @@ def _error_of(
 
 DEFAULT_HTTP_PORT = 8000
 API_KEY_VARIABLE = "PENSTOCK_API_KEY"
+GATEWAY_VARIABLE = "PENSTOCK_GATEWAY_URL"
 
 Url = Annotated[
     str | None,
-    typer.Option(help="the gateway [the stack that runs here, else http://127.0.0.1:8000]", show_default=False),
+    typer.Option(
+        envvar=GATEWAY_VARIABLE,
+        show_default=False,
+        help="the gateway [the stack that runs here, else http://127.0.0.1:8000]",
+    ),
+]
+VideoUrl = Annotated[
+    str, typer.Option("--video-url", envvar="PENSTOCK_VIDEO_URL", help="the video program's control API")
 ]
 ApiKey = Annotated[
     str, typer.Option("--api-key", envvar=API_KEY_VARIABLE, show_default=False, help="of a gateway that asks for one")

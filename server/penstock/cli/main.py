@@ -3,6 +3,7 @@
 import errno
 import gc
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,15 +21,20 @@ from penstock.cli import Command
 OWN_COMMANDS = {
     "up": Command("penstock.cli.up", "up", "Start the engine and the gateway; Ctrl-C drains and stops them."),
     "serve": Command("penstock.cli.serve", "serve", "Add model files, and start the stack with them."),
+    "status": Command("penstock.cli.status", "status", "Show the running stack on one screen."),
+    "logs": Command("penstock.cli.logs", "logs", "Show the log of the running stack."),
     "infer": Command("penstock.cli.infer", "infer", "Send pictures to a model of the running gateway."),
     "models": Command("penstock.cli.models", "app", "List, add, pull, load, unload, check and optimise models."),
     "console": Command("penstock.cli.console", "console", "Serve the web console for a gateway."),
+    "config": Command("penstock.cli.config", "app", "Show the settings: value and origin."),
     "setup": Command("penstock.cli.setup", "app", "Install Triton and the environment of its models."),
     "keys": Command("penstock.cli.keys", "app", "Make API keys for a gateway that asks for them."),
     "mps": Command("penstock.cli.mps", "app", "Share a GPU between processes: CUDA's MPS daemon."),
     "plan": Command("penstock.cli.plan", "plan", "Say what an engine can serve inside an SLO, replayed."),
     "doctor": Command("penstock.cli.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
 }
+
+COMPLETION_VARIABLE = "_PENSTOCK_COMPLETE"  # set by the script of --install-completion
 
 
 def commands() -> dict[str, Command]:
@@ -47,9 +53,14 @@ def commands() -> dict[str, Command]:
     return found
 
 
+def _missing(row: Command) -> list[str]:
+    """Packages of the command's extra that are not installed."""
+    return [package for package in row.needs if find_spec(package) is None]
+
+
 def _import_part(name: str, row: Command) -> tuple[Any, ModuleType]:
     """The command's function or typer app, and its module. Ends the program where the command's extra is missing."""
-    if missing := [package for package in row.needs if find_spec(package) is None]:
+    if missing := _missing(row):
         raise SystemExit(
             f"penstock: `penstock {name}` needs packages that are not installed here ({', '.join(missing)}); install "
             f"them with: pip install 'penstock[{row.extra}]'"
@@ -63,16 +74,15 @@ def build_app(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="penstock",
         help="Inference serving: Triton behind a batching gateway, from a laptop's CPU to a shared GPU.",
-        no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # [8000] in a help text is a default, not markup
     )
-    app.callback()(_root)
+    app.callback(invoke_without_command=True)(_root)
     chosen = next((word for word in words if not word.startswith("-")), None)
+    is_completing = COMPLETION_VARIABLE in os.environ
     for name, row in commands().items():
-        if name != chosen:
+        if name != chosen or (is_completing and _missing(row)):
             app.command(name, help=row.help)(_placeholder)
             continue
         part, module = _import_part(name, row)
@@ -90,21 +100,35 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="which Penstock this is")
     ] = False,
 ) -> None:
-    """Keeps the sub-commands' names in the command line even where there is one only."""
+    """Without a command, shows where to begin."""
+    if context.invoked_subcommand is None:
+        from penstock.cli.start_page import print_start_page  # other commands need none of it
+
+        print_start_page()
 
 
 def _placeholder() -> None:
     """Stands in --help for a sub-command that this command line does not name."""
 
 
+def _words() -> Sequence[str]:
+    """The words of the command line; for a shell's completion, those before the word that is completed."""
+    if COMPLETION_VARIABLE not in os.environ:
+        return sys.argv[1:]
+    os.environ["COLUMNS"] = "10000"  # typer would break descriptions into lines, which shells show as several
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")  # zsh and fish, or bash
+    return line.split()[1:] if line.endswith(" ") else line.split()[1:-1]
+
+
 def main() -> int:
     """The exit code: 0 done, 1 something failed, 2 wrong usage, 130 stopped by Ctrl-C."""
     gc.disable()  # imports create objects that stay: collections find nothing to free, but cost CPU
-    app = build_app(sys.argv[1:])
+    app = build_app(_words())
     gc.freeze()
     gc.enable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here the script that calls this had it end us

@@ -14,7 +14,7 @@ from penstock.cli.gateway_client import API_KEY_VARIABLE
 from penstock.cli.terminal import fail
 from penstock.cli.up_flags import signature
 from penstock.gateway.settings import SHIPPED_MODELS
-from penstock.gateway.settings_sources import KEYS_VARIABLE, SettingsError, read_settings
+from penstock.gateway.settings_sources import KEYS_VARIABLE, SettingsError, read_settings, settings_origins
 from penstock.gateway.stack.stack import Announcement, Stack
 from penstock.gateway.stack.startup import (
     CannotStart,
@@ -81,7 +81,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
         flags[name] = tuple(filter(None, flags[name].split(","))) if flags.get(name) is not None else None
     for name in ("batching", "model_repository", "allowed_host", "cors_origin", "allow_outbound"):
         flags[name] = tuple(flags.get(name) or ()) or None
-    settings = read_settings(flags, file=config)
+    settings, origins = read_settings(flags, file=config), settings_origins(flags, file=config)
     configure_logs(settings.log_format, settings.log_level)
     for secret in (KEYS_VARIABLE, API_KEY_VARIABLE):
         os.environ.pop(secret, None)  # no child needs it, and models can read theirs
@@ -89,7 +89,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
     allow_open_files()
     remove_working_directory()
     choice = choose_mps(choose_engine(settings))
-    return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
+    return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings), origins=origins)))
 
 
 def allow_open_files() -> None:

@@ -44,6 +44,24 @@ def read_settings(
     flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
     """The settings of this run. Raises SettingsError with file:line or the variable's name, and the fix."""
+    values, origins = _gather(flags, environ, file)
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(dict(item), origins) for item in error.errors())) from error
+
+
+def settings_origins(
+    flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
+) -> dict[str, str]:
+    """FILE:LINE, the variable or the flag of each setting that is not left at its default. Raises SettingsError."""
+    return _gather(flags, environ, file)[1]
+
+
+def _gather(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and origins by the name of the setting."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     path = file or (Path(environ["PENSTOCK_CONFIG"]) if environ.get("PENSTOCK_CONFIG") else None)
@@ -52,10 +70,7 @@ def read_settings(
     _merge(values, origins, *_from_environment(environ))
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     _merge(values, origins, given, {name: "--" + name.replace("_", "-") for name in given})
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explain(dict(item), origins) for item in error.errors())) from error
+    return values, origins
 
 
 def _merge(values: dict[str, Any], origins: dict[str, str], new: Mapping[str, Any], where: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ from penstock.engines.triton.endpoints import TritonListeners, answers_live
 from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
 from penstock.engines.triton.runtime import TritonUnavailable, plain_paths
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
+from penstock.gateway.settings_report import write_origins
 from penstock.gateway.stack.console_process import console_process
 from penstock.gateway.stack.model_processes import (
     Changed,
@@ -100,6 +101,7 @@ class Stack:
         self._is_hurried = False
         self._failure = ""
         self._run_dir = claim_run_dir()
+        write_origins(self._run_dir.path, choice.origins)
         settings_json = self._settings.model_dump_json()
         has_workers = self._settings.worker_count > 1
         part = GatewayPart(arguments=(CORE,)) if has_workers else WHOLE_GATEWAY

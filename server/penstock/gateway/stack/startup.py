@@ -2,7 +2,8 @@
 
 import socket
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.engines.call_options import HeaderFileError, read_header_file
@@ -40,11 +41,15 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Settings with a decided engine and MPS, never `auto`. triton: to start, or None. mps: None without MPS."""
+    """Settings with a decided engine and MPS, never `auto`. triton: to start, or None. mps: None without MPS.
+
+    origins: of the settings; see settings_origins.
+    """
 
     settings: Settings
     triton: TritonRuntime | None = None
     mps: MpsPlan | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_access(settings: Settings) -> None:

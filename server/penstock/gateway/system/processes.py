@@ -13,10 +13,10 @@ from penstock.protocol.system_reports import ProcessUsage
 MAX_PROCESSES = 500
 MAX_ROLE = 64
 _GATEWAY = "penstock.gateway"
+_COMMAND_LINE = "penstock.cli.main"  # its role is the sub-command
 _ROLES = {
     "penstock.vision.decoder_worker": "decoder",
     "penstock.gpu.telemetry": "gpu telemetry",
-    "penstock.console": "console",
     "penstock_video": "video",
 }
 
@@ -56,6 +56,8 @@ def _role(process: psutil.Process) -> str:
 def role_of(arguments: Sequence[str]) -> str:
     """The role of a process by its command line; empty if it has none."""
     module = _module(arguments)
+    if module == _COMMAND_LINE:
+        return next(iter(arguments[arguments.index(module) + 1 :]), module)[:MAX_ROLE]
     known = (role for name, role in _ROLES.items() if module == name or module.startswith(f"{name}."))
     return next(known, "") or (module or (command_name(arguments) if arguments else ""))[:MAX_ROLE]
 

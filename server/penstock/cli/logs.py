@@ -1,0 +1,87 @@
+"""`penstock logs`: the log of all processes of the running stack."""
+
+import re
+import sys
+import time
+from typing import Annotated, NoReturn
+from urllib.parse import urlencode
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, gateway_of
+from penstock.cli.terminal import fail, one_line, print_failure, print_json, stoppable
+from penstock.log_file import LEVELS, LogLine
+from penstock.protocol.system_reports import LogReport
+
+POLL_S = 1.0
+TIMEOUT_S = 15.0  # the gateway reads one log at a time
+LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "bold red", "critical": "bold red"}
+_BARE = re.compile(r"[\w.:/+,@%-]+")
+
+
+def logs(
+    text: Annotated[str, typer.Argument(help="only lines with this text, in any case")] = "",
+    level: Annotated[str, typer.Option(help=f"this level and more severe ones: {', '.join(LEVELS)}")] = "debug",
+    since: Annotated[str, typer.Option(help="from then on: 30s, 10m, 2h, 1d, or 2026-11-29T03:00:00Z [all]")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="number of lines")] = 200,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="also show new lines, until Ctrl-C")] = False,
+    url: Url = None,
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="an object per line")] = False,
+) -> None:
+    """Show the newest lines of the log of all processes: parent, gateway, workers, Triton, video program.
+
+    A stack keeps its last 4 to 8 MiB. It needs the role admin. Lines below the stack's own --log-level do not exist.
+    """
+    gateway = gateway_of(url, api_key)
+    query = {"level": level} | ({"text": text} if text else {})
+    try:
+        page = _page(gateway, query | {"limit": str(limit)} | ({"since": since} if since else {}))
+    except GatewayError as error:
+        fail(str(error), code=1)
+    console = Console(highlight=False)
+    _show(page, console, as_json=as_json)
+    if follow:
+        with stoppable("the stack runs on"):
+            _follow(gateway, query, page.next, console, as_json=as_json)
+
+
+def _page(gateway: GatewayClient, query: dict[str, str]) -> LogReport:
+    return gateway.read(f"/v1/logs?{urlencode(query)}", LogReport, TIMEOUT_S)
+
+
+def _follow(gateway: GatewayClient, query: dict[str, str], at: str, console: Console, *, as_json: bool) -> NoReturn:
+    """Until Ctrl-C. While the gateway does not answer, says so once and tries again."""
+    is_gone = False
+    while True:
+        time.sleep(POLL_S)
+        try:
+            page = _page(gateway, query | {"after": at, "limit": "1000"})
+        except GatewayError as error:
+            if not is_gone:
+                print_failure(f"{error}; waiting")
+            is_gone = True
+            continue
+        at, is_gone = page.next, False
+        _show(page, console, as_json=as_json)
+
+
+def _show(page: LogReport, console: Console, *, as_json: bool) -> None:
+    for line in page.lines:
+        if as_json:
+            print_json(line)
+        else:
+            console.print(shown(line), soft_wrap=True)
+    sys.stdout.flush()
+
+
+def shown(line: LogLine) -> Text:
+    """The line as the stack's standard error has it, with its process."""
+    text = Text(f"{line.time[:23]}Z ", "dim").append(f"{line.level:<7}", LEVEL_STYLES.get(line.level, ""))
+    text.append(f" {one_line(line.process)} {one_line(line.component)}: ", "dim").append(one_line(line.event))
+    for key, value in line.fields.items():
+        word = one_line(value)
+        text.append(f" {one_line(key)}=", "dim").append(word if _BARE.fullmatch(word) else repr(word))
+    return text
