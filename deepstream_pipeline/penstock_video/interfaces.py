@@ -3,7 +3,7 @@ control and previews."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic.config import JsonDict
 
@@ -126,6 +126,10 @@ class PipelineControl(Protocol):
         """Statistics of every source, in the order of addition."""
         ...
 
+    def source(self, source_id: str) -> SourceStatistics:
+        """Statistics of one source. Raises UnknownSource."""
+        ...
+
     def rules(self, source_id: str) -> object:
         """The source's analytics section as plain values, as for set_rules."""
         ...
@@ -139,9 +143,20 @@ class PipelineControl(Protocol):
         ...
 
 
-class Previews(Protocol):
-    """The newest annotated picture of each source, encoded only while it is watched."""
+class View(NamedTuple):
+    """How a client sees a source's pictures. width: in pixels, at least; 0 for that of the previews' options. is_drawn:
+    with objects and rules."""
 
-    def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
+    width: int = 0
+    is_drawn: bool = True
+
+
+FULL_VIEW = View()
+
+
+class Previews(Protocol):
+    """The newest picture of each source, encoded only while it is watched, and once for all clients with one view."""
+
+    def wait(self, source_id: str, after: int, timeout_s: float, view: View = FULL_VIEW) -> tuple[int, bytes] | None:
         """(number, JPEG) of a picture newer than `after`; None on timeout."""
         ...

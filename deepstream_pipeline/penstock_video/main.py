@@ -234,9 +234,9 @@ class Program:
             self._pipeline.take_in(source.config, settings.rules_section(source))
         self._start_api(self._pipeline, self._outlets)
 
-    def _watch(self, source_id: str, is_watched: bool) -> None:
+    def _watch(self, source_id: str, fps: float) -> None:
         if self._pipeline is not None:
-            self._pipeline.watch(source_id, is_watched)
+            self._pipeline.watch(source_id, fps)
 
     def _check_api(self) -> None:
         """Checks the API before cameras are opened and folders are made."""

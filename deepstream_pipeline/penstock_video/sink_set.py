@@ -44,13 +44,13 @@ def allowing(options: Sequence[object], allowed_outbound: tuple[str, ...]) -> tu
 def compose_sinks(
     options: Sequence[object],
     metrics: VideoMetrics,
-    on_watch: Callable[[str, bool], None],
+    on_watch: Callable[[str, float], None],
     drawing: OsdOptions,
     *,
     is_single: bool,
     device: Device | None = None,
 ) -> SinkSet:
-    """The sinks. on_watch: called with a source and whether its preview is watched. is_single: the only source's files
+    """The sinks. on_watch: see PreviewBoard. is_single: the only source's files
     need no folder of their own. device: the open GPU, for previews. Raises SinkFailed for a folder that is not
     writable; then no sink is left open."""
     osd = Osd(drawing)

@@ -7,15 +7,17 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock_video.api.calls import Calls, Refusal
 from penstock_video.api.models import Stream
-from penstock_video.api.routes import OVER, SourceId, found_in, refuse_pictureless, stream_of
-from penstock_video.interfaces import PipelineControl, Previews
+from penstock_video.api.routes import OVER, SourceId, refuse_pictureless, stream_of
+from penstock_video.errors import UnknownSource
+from penstock_video.interfaces import PipelineControl, Previews, View
 from penstock_video.types import SourceState
 
 FIRST_PICTURE_S = 2.0
@@ -24,6 +26,10 @@ _BEFORE_ALL = -1
 _BOUNDARY = b"\r\n--frame\r\n"
 _JPEG: dict[int | str, dict[str, object]] = {200: {"content": {"image/jpeg": {}}}}
 _MJPEG: dict[int | str, dict[str, object]] = {200: {"content": {"multipart/x-mixed-replace": {}}}}
+
+
+Width = Annotated[int, Query(ge=0, le=7680, description="Pixels; the next of 160 to 1280 is sent. 0: the default.")]
+Draw = Annotated[bool, Query(description="With objects and rules.")]
 
 
 class Viewers:
@@ -65,20 +71,20 @@ class _Watch:
         self._control, self._previews, self._calls = control, previews, calls
 
     async def check(self, source_id: str) -> None:
-        """Raises Refusal: 404, or 409 where no picture comes of it until it is resumed, or added anew."""
-        refuse_pictureless(found_in(await self._calls.run(self._control.statistics), source_id))
+        """Raises Refusal (409) where no picture comes of it until it is resumed, or added anew; UnknownSource."""
+        refuse_pictureless(await self._calls.run(lambda: self._control.source(source_id)))
 
-    async def next(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
-        return await self._calls.run(lambda: self._previews.wait(source_id, after, timeout_s))
+    async def next(self, source_id: str, after: int, timeout_s: float, view: View) -> tuple[int, bytes] | None:
+        return await self._calls.run(lambda: self._previews.wait(source_id, after, timeout_s, view))
 
-    async def parts(self, source_id: str) -> AsyncIterator[bytes]:
+    async def parts(self, source_id: str, view: View) -> AsyncIterator[bytes]:
         """Of a multipart answer: each picture with the boundary behind it, at which a browser shows it."""
         number, clock = _BEFORE_ALL, asyncio.get_running_loop().time
         yield _BOUNDARY.lstrip()
         while True:
             requested_at = clock()
             try:
-                found = await self.next(source_id, number, _TURN_S)
+                found = await self.next(source_id, number, _TURN_S, view)
                 if found is None and not await self._is_there(source_id):
                     return
             except Refusal:  # the program ends, or the pipeline hangs
@@ -90,7 +96,11 @@ class _Watch:
                 await asyncio.sleep(requested_at + _TURN_S - clock())
 
     async def _is_there(self, source_id: str) -> bool:
-        return any(each.source_id == source_id for each in await self._calls.run(self._control.statistics))
+        try:
+            await self._calls.run(lambda: self._control.source(source_id))
+        except UnknownSource:
+            return False
+        return True
 
 
 def previews_router(control: PipelineControl, previews: Previews, calls: Calls, viewers: Viewers) -> APIRouter:
@@ -99,18 +109,18 @@ def previews_router(control: PipelineControl, previews: Previews, calls: Calls, 
     watch = _Watch(control, previews, calls)
 
     @router.get("/{source_id}/preview.jpg", response_class=Response, responses=_JPEG, summary="Its newest picture.")
-    async def still(source_id: SourceId) -> Response:
+    async def still(source_id: SourceId, width: Width = 0, draw: Draw = True) -> Response:
         await watch.check(source_id)
-        found = await watch.next(source_id, _BEFORE_ALL, FIRST_PICTURE_S)
+        found = await watch.next(source_id, _BEFORE_ALL, FIRST_PICTURE_S, View(width, draw))
         if found is None:
             raise Refusal(503, f"no picture of {source_id!r} came within {FIRST_PICTURE_S:g} s; its state says why")
         return Response(found[1], media_type="image/jpeg")
 
     @router.get("/{source_id}/preview.mjpeg", response_class=Response, responses=_MJPEG, summary="Picture by picture.")
-    async def moving(source_id: SourceId) -> Response:
+    async def moving(source_id: SourceId, width: Width = 0, draw: Draw = True) -> Response:
         await watch.check(source_id)
         viewers.enter()
-        return _Moving(watch.parts(source_id), viewers.leave)
+        return _Moving(watch.parts(source_id, View(width, draw)), viewers.leave)
 
     return router
 

@@ -1,6 +1,6 @@
 """Routes /v1/streams of the control API, and which source IDs and URIs a client may add."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -52,14 +52,6 @@ def stream_of(statistics: SourceStatistics) -> Stream:
     return stream.model_copy(update={"uri": redacted(stream.uri)})
 
 
-def found_in(statistics: Iterable[SourceStatistics], source_id: str) -> SourceStatistics:
-    """That source. Raises Refusal (404) if unknown."""
-    found = next((each for each in statistics if each.source_id == source_id), None)
-    if found is None:
-        raise Refusal(404, f"no source {source_id!r}")
-    return found
-
-
 def refuse_over(source: SourceStatistics) -> None:
     """Raises Refusal (409) for a source that ended or failed."""
     if source.state in OVER:
@@ -94,7 +86,7 @@ def streams_router(control: PipelineControl, calls: Calls, options: ApiOptions) 
 
     @router.get("/{source_id}", summary="One source, with its statistics.")
     async def read_stream(source_id: SourceId) -> Stream:
-        return stream_of(found_in(await calls.run(control.statistics), source_id))
+        return stream_of(await calls.run(lambda: control.source(source_id)))
 
     @router.delete("/{source_id}", status_code=204, summary="Take a source out.")
     async def remove_stream(source_id: SourceId) -> None:
@@ -114,7 +106,7 @@ def streams_router(control: PipelineControl, calls: Calls, options: ApiOptions) 
 
 def _turn(control: PipelineControl, source_id: str, verb: Callable[[str], None]) -> None:
     """Refuses a source that is over."""
-    refuse_over(found_in(control.statistics(), source_id))
+    refuse_over(control.source(source_id))
     verb(source_id)
 
 

@@ -65,7 +65,7 @@ class Pipeline:
         self._parts = parts
         self._options = options
         self._ways: dict[str, StreamPipeline] = {}
-        self._watched: set[str] = set()
+        self._watched: dict[str, float] = {}  # pictures per second that viewers see, by source
         self._removed = Removed()
         self._asking = threading.Lock()  # taken before the other: serialises adds, removals and rule changes
         self._lock = threading.Lock()
@@ -225,6 +225,12 @@ class Pipeline:
             way.snapshot = known.get(way.source_id, way.snapshot)
         return tuple(map(statistics_of, present))
 
+    def source(self, source_id: str) -> SourceStatistics:
+        """Statistics of one source. Raises UnknownSource."""
+        way = self._way(source_id)
+        way.snapshot = self._sources.snapshot_of(source_id) or way.snapshot
+        return statistics_of(way)
+
     def removed(self) -> tuple[SourceStatistics, ...]:
         """Last statistics of sources that were removed or replaced."""
         with self._lock:
@@ -250,14 +256,17 @@ class Pipeline:
         threads = [self._results.is_alive, self._sources.is_alive, *(outlet.is_alive for outlet in self._parts.outlets)]
         return all(threads) and self._parts.engine.is_up
 
-    def watch(self, source_id: str, is_watched: bool) -> None:
-        """Frames carry pictures while a client watches the source's preview."""
+    def watch(self, source_id: str, fps: float) -> None:
+        """So many frames per second carry pictures, since clients watch the source's preview; 0 for no client."""
         with self._lock:
-            (self._watched.add if is_watched else self._watched.discard)(source_id)
+            if fps:
+                self._watched[source_id] = fps
+            else:
+                self._watched.pop(source_id, None)
             is_known = source_id in self._ways
         if is_known and not self._always_wants_images:
             with suppress(UnknownSource):  # it is being removed
-                self._sources.want_images(source_id, is_watched)
+                self._sources.want_images(source_id, fps > 0, 1.0 / fps if fps else 0.0)
 
     # inside
 
@@ -274,13 +283,15 @@ class Pipeline:
         return source_id in self._watched or self._always_draws
 
     def _needs(self, source: SourceConfig) -> SourceNeeds:
-        network = self._parts.network
+        network, fps = self._parts.network, self._watched.get(source.source_id, 0.0)
+        always = self._always_wants_images
         return SourceNeeds(
             spec=network.spec if network is not None else b"",
             row_bytes=network.row_bytes if network is not None else 0,
             row_dtype=network.row_dtype if network is not None else "uint8",
             interval=self._options.interval,
-            wants_images=self._always_wants_images or source.source_id in self._watched,
+            wants_images=always or fps > 0,
+            image_interval_s=0.0 if always or not fps else 1.0 / fps,
         )
 
     def _present(self) -> tuple[StreamPipeline, ...]:

@@ -135,7 +135,7 @@ class Osd:
             is_newest = result.frame.frame_num == memory.frame_num
             if is_newest and width in memory.drawn:
                 return memory.drawn[width]
-            picture = _scaled_copy(image, width)
+            picture = scaled_copy(image, width)
             self._draw_all(Sheet(Canvas(picture), width / result.frame.width, result), memory)
             if is_newest:
                 memory.drawn[width] = picture
@@ -160,7 +160,8 @@ class Osd:
         panel.draw()
 
 
-def _scaled_copy(image: ByteArray, width: int) -> ByteArray:
+def scaled_copy(image: ByteArray, width: int) -> ByteArray:
+    """The picture at this width, never the same array."""
     if width == image.shape[1]:
         return image.copy()
     height = max(1, round(image.shape[0] * width / image.shape[1]))

@@ -1,4 +1,4 @@
-"""The newest annotated picture of each source as JPEG. Encodes only while a viewer is connected."""
+"""The newest picture of each source as JPEG. Encodes only while a viewer is connected."""
 
 import threading
 import time
@@ -8,11 +8,15 @@ from typing import Annotated
 
 from pydantic import Field
 
+from penstock_video.interfaces import FULL_VIEW, View
 from penstock_video.sinks.jpeg import JpegEncoder, JpegKind, jpeg_encoder
-from penstock_video.sinks.osd import Osd
-from penstock_video.types import FrameResult
+from penstock_video.sinks.osd import Osd, scaled_copy
+from penstock_video.types import ByteArray, FrameResult
 
 LINGER_S = 3.0  # a viewer counts as connected for this long after its last request
+WIDTHS = (160, 320, 480, 640, 960, 1280)  # pixels; a request for another one gets the next larger, or the largest
+TILE_WIDTH, TILE_FPS = 320, 1.0  # pictures up to this width are of a wall of many cameras: rate of each
+_EARLY = 0.2  # of the time between two pictures: so much sooner one may come
 _MAX_WATCHED = 1_024
 
 
@@ -24,17 +28,28 @@ class PreviewOptions:
     width: Annotated[int, Field(ge=16, le=7680)] = 640
     jpeg: JpegKind = JpegKind.AUTO
 
+    def view(self, wanted: View) -> View:
+        """The view that is encoded for this one: there are few widths, so that clients share pictures."""
+        if not wanted.width:
+            return View(self.width, wanted.is_drawn)
+        return View(next((width for width in WIDTHS if wanted.width <= width), WIDTHS[-1]), wanted.is_drawn)
 
-def _ignore(source_id: str, is_watched: bool) -> None:
+    def fps(self, view: View) -> float:
+        """Pictures per second of this view."""
+        is_tile = view.width <= min(TILE_WIDTH, self.width - 1)
+        return min(self.max_fps, TILE_FPS) if is_tile else self.max_fps
+
+
+def _ignore(source_id: str, fps: float) -> None:
     return None
 
 
 class PreviewBoard:
     """A Sink and the Previews of the API. Sources without viewers cost nothing.
 
-    on_watch(source_id, is_watched): called when a source's first viewer comes, and when the last one or the source has
-    gone; by any thread, one call at a time; must neither block nor call the board. jpeg: closed with the board; by
-    default from the options, for the CPU. Raises SinkFailed if it is unavailable.
+    on_watch(source_id, fps): called when the rate changes that a source's viewers see, 0 for no viewer; by any thread,
+    one call at a time; must neither block nor call the board. jpeg: closed with the board; by default from the options,
+    for the CPU. Raises SinkFailed if it is unavailable.
     """
 
     def __init__(
@@ -42,7 +57,7 @@ class PreviewBoard:
         options: PreviewOptions,
         osd: Osd,
         *,
-        on_watch: Callable[[str, bool], None] = _ignore,
+        on_watch: Callable[[str, float], None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
         jpeg: JpegEncoder | None = None,
     ) -> None:
@@ -60,9 +75,9 @@ class PreviewBoard:
         """Whether the source has a viewer, or had one recently."""
         with self._changed:
             board = self._boards.get(source_id)
-            return board is not None and board.is_watched(self._clock())
+            return board is not None and any(shown.is_watched(self._clock()) for shown in board.views.values())
 
-    def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
+    def wait(self, source_id: str, after: int, timeout_s: float, view: View = FULL_VIEW) -> tuple[int, bytes] | None:
         """(number, JPEG) of a picture newer than `after`, at once if there is one; None on timeout. Numbers increase
         over all sources. Returns None at once if too many sources are watched, or the board is closed."""
         deadline = self._clock() + timeout_s
@@ -70,39 +85,49 @@ class PreviewBoard:
             board = self._watched_board(source_id)
             if board is None:
                 return None
-            board.waiting += 1
+            shown = self._shown(source_id, board, self._options.view(view))
+            shown.waiting += 1
             try:
                 while not self._is_closed and not board.is_over:
-                    if board.newest is not None and board.newest[0] > after:
-                        return board.newest
+                    if shown.newest is not None and shown.newest[0] > after:
+                        return shown.newest
                     left_s = deadline - self._clock()
                     if left_s <= 0:
                         return None
                     self._changed.wait(left_s)
                 return None
             finally:
-                board.waiting -= 1
-                board.last_requested_at = self._clock()
+                shown.waiting -= 1
+                shown.last_requested_at = self._clock()
 
     def write(self, result: FrameResult) -> None:
-        """Encodes the picture if there is a viewer and the last one is old enough; forgets viewers that left."""
+        """Encodes each view that has a viewer and whose last picture is old enough; forgets viewers that left."""
         now = self._clock()
         source_id = result.frame.source_id
         with self._changed:
             self._sweep(now)
             board = self._boards.get(source_id)
-            if board is None or now < board.next_at:
+            due = [] if board is None else [item for item in board.views.items() if self._is_due(*item, now)]
+        for view, shown in due:
+            picture = self._picture(result, view)
+            if picture is None:
                 return
-        picture = self._osd.draw(result, max_width=self._options.width)
-        if picture is None:
-            return
-        jpeg = self._jpeg.encode(picture)
-        with self._changed:
-            self._number += 1
-            board.newest = (self._number, jpeg)
-            pause_s = 1 / self._options.max_fps
-            board.next_at = max(board.next_at, now - pause_s) + pause_s
-            self._changed.notify_all()
+            jpeg = self._jpeg.encode(picture)
+            with self._changed:
+                self._number += 1
+                shown.newest = (self._number, jpeg)
+                pause_s = 1 / self._options.fps(view)
+                shown.next_at = max(shown.next_at, now) + pause_s
+                self._changed.notify_all()
+
+    def _is_due(self, view: View, shown: "_Shown", now: float) -> bool:
+        return now >= shown.next_at - _EARLY / self._options.fps(view)
+
+    def _picture(self, result: FrameResult, view: View) -> ByteArray | None:
+        if view.is_drawn:
+            return self._osd.draw(result, max_width=view.width)
+        image = result.frame.image
+        return None if image is None else scaled_copy(image, min(view.width, result.frame.width))
 
     def end_source(self, source_id: str) -> None:
         """Ends the source's previews."""
@@ -111,7 +136,7 @@ class PreviewBoard:
             board = self._boards.pop(source_id, None)
             if board is not None:
                 board.is_over = True
-                self._on_watch(source_id, False)
+                self._on_watch(source_id, 0.0)
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -123,33 +148,58 @@ class PreviewBoard:
         self._jpeg.close()
 
     def _watched_board(self, source_id: str) -> "_Board | None":
-        now = self._clock()
         board = self._boards.get(source_id)
         if board is None:
-            self._sweep(now)
+            self._sweep(self._clock())
             if self._is_closed or len(self._boards) >= _MAX_WATCHED:
                 return None
             board = self._boards[source_id] = _Board()
-            self._on_watch(source_id, True)
-        board.last_requested_at = now
         return board
 
+    def _shown(self, source_id: str, board: "_Board", view: View) -> "_Shown":
+        shown = board.views.get(view)
+        if shown is None:
+            shown = board.views[view] = _Shown()
+            self._report(source_id, board)
+        shown.last_requested_at = self._clock()
+        return shown
+
+    def _report(self, source_id: str, board: "_Board") -> None:
+        """Reports the rate of the source's pictures if it changed."""
+        fps = max(map(self._options.fps, board.views), default=0.0)
+        if fps != board.fps:
+            board.fps = fps
+            self._on_watch(source_id, fps)
+
     def _sweep(self, now: float) -> None:
-        gone = [source_id for source_id, board in self._boards.items() if not board.is_watched(now)]
-        for source_id in gone:
-            del self._boards[source_id]
-            self._on_watch(source_id, False)
+        for source_id, board in list(self._boards.items()):
+            gone = [view for view, shown in board.views.items() if not shown.is_watched(now)]
+            if not gone:
+                continue
+            for view in gone:
+                del board.views[view]
+            if not board.views:
+                del self._boards[source_id]
+            self._report(source_id, board)
 
 
 class _Board:
-    """State shared by the viewers of one source."""
+    """The views of one source that have viewers. fps: as last reported."""
+
+    def __init__(self) -> None:
+        self.views: dict[View, _Shown] = {}
+        self.fps = 0.0
+        self.is_over = False
+
+
+class _Shown:
+    """State shared by the viewers of one view."""
 
     def __init__(self) -> None:
         self.newest: tuple[int, bytes] | None = None
         self.next_at = 0.0
         self.waiting = 0
         self.last_requested_at = 0.0
-        self.is_over = False
 
     def is_watched(self, now: float) -> bool:
         return self.waiting > 0 or now - self.last_requested_at < LINGER_S

@@ -44,10 +44,11 @@ class ParentGone(Exception):
 
 class ParentLink:
     """Messages from and to the parent. The decoding thread reads them and sends a beat a second, but not while it waits
-    for its stream. wants_images: whether the parent draws pictures."""
+    for its stream. wants_images: whether the parent draws pictures, one each
+    image_interval_s."""
 
     def __init__(self, link: socket.socket, start: Start) -> None:
-        self.wants_images = start.wants_images
+        self.wants_images, self.image_interval_s = start.wants_images, start.image_interval_s
         self._socket = link
         self._slots = start.ring_frames
         self._free = list(range(start.ring_frames))
@@ -171,7 +172,7 @@ class ParentLink:
             self._free += [slot for slot in record.slots if 0 <= slot < self._slots and slot not in self._free]
             self._rows.difference_update(record.slots)
         elif isinstance(record, Want):
-            self.wants_images = record.images
+            self.wants_images, self.image_interval_s = record.images, record.interval_s
         elif isinstance(record, Hold):
             self._is_held = record.is_held
         elif isinstance(record, Cut) and len(self._cuts) < _MOST_CUTS:

@@ -1,5 +1,6 @@
 """Work of a decode process: packets to pictures, pictures into the ring, and a message for each to the parent."""
 
+import math
 import socket
 import time
 import traceback
@@ -152,6 +153,7 @@ class Work:
         self._plays_from: float | None = None
         self._is_pacing = False
         self._arrived_at = 0.0  # the current packet
+        self._image_at = -math.inf  # arrival of the last frame whose picture was sent
         self._began_s = tools.cpu_s()
         self._prepare_s = 0.0
 
@@ -231,14 +233,14 @@ class Work:
         self._since_row += 1
         if picture.is_dropped:
             return self._lose(DropReason.CORRUPT)
-        has_row = self._since_row > self._start.interval
-        slot = self._slot(slots, decoder.facts, has_row=has_row)
+        has_row, has_image = self._since_row > self._start.interval, self._wants_image(captured_at)
+        slot = self._slot(slots, decoder.facts, has_row=has_row, has_image=has_image)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
         moment_s = self._recorder.moment_of(picture.time_s) if self._is_recording else picture.pts_s
         self._moments.note(frame_num, slot, moment_s)
         began_s = time.thread_time()
-        has_image = self._link.wants_images
+        self._image_at = captured_at if has_image else self._image_at
         written = slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
         digest = self._look(decoder, picture, written.thumbnail)
         if has_row:
@@ -295,10 +297,12 @@ class Work:
             self._segment += 1
         return digest
 
-    def _slot(self, slots: Slots, facts: StreamFacts, *, has_row: bool) -> int | None:
+    def _wants_image(self, now: float) -> bool:
+        return self._link.wants_images and now - self._image_at >= self._link.image_interval_s
+
+    def _slot(self, slots: Slots, facts: StreamFacts, *, has_row: bool, has_image: bool) -> int | None:
         """A slot to write into; None if there is none and the policy is not to wait. A camera's rows beyond MAX_PENDING
         are dropped here, before they are prepared, since the parent owns slots until the engine has read them."""
-        has_image = self._link.wants_images
         most = slots.most(facts.width, facts.height, has_image)
         if self._policy is not DropPolicy.BLOCK:
             return self._link.take_slot(most, MAX_PENDING if has_row and not has_image else None)

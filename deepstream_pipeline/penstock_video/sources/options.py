@@ -76,13 +76,15 @@ class SourcesOptions:
 @dataclass(frozen=True, slots=True)
 class SourceNeeds:
     """How a source's frames are prepared. spec: PrepareSpec.pack() of the network, empty for none. row_bytes,
-    row_dtype: of its input. interval: frames between two inferred frames. wants_images: full pictures are sent too."""
+    row_dtype: of its input. interval: frames between two inferred frames. wants_images: full pictures are sent too, at
+    most one each image_interval_s."""
 
     spec: bytes = b""
     row_bytes: int = 0
     row_dtype: npt.DTypeLike = np.uint8
     interval: int = 0
     wants_images: bool = False
+    image_interval_s: float = 0.0
 
 
 class SourceListener(Protocol):

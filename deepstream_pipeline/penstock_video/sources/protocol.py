@@ -30,9 +30,9 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
     """Parent → child, first and once.
 
     spec: PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: size of the ring. ring_bytes:
-    limit of its use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images: full
-    frames are sent too. first_*: where counting continues. max_pixels: larger frames are refused. cut: share of the
-    picture (0..1) whose brightness must change at once to begin a segment, 0 for never. decoder: cpu or nvdec.
+    limit of its use. interval: frames between two inferred frames. policy: of types.DropPolicy. wants_images,
+    image_interval_s: as in Want. first_*: where counting continues. max_pixels: larger frames are refused. cut: share
+    of the picture (0..1) whose brightness must change at once to begin a segment, 0 for never. decoder: cpu or nvdec.
     device_ring: CUDA IPC handle of a ring with as many slots of row_bytes; empty if rows are in the shared ring.
     allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
     """
@@ -45,6 +45,7 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
     policy: str
     interval: int = 0
     wants_images: bool = False
+    image_interval_s: float = 0.0
     is_loop: bool = False
     is_realtime: bool = False
     is_udp: bool = False
@@ -74,9 +75,10 @@ class Release(DecodeMessage, frozen=True):
 
 
 class Want(DecodeMessage, frozen=True):
-    """Parent → child: whether to send full frames from now on."""
+    """Parent → child: whether to send full frames from now on. interval_s: at least between two of them."""
 
     images: bool
+    interval_s: float = 0.0
 
 
 class Hold(DecodeMessage, frozen=True):

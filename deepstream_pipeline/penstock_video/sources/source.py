@@ -68,7 +68,7 @@ class Source:
         self.watch = SourceLifecycle(
             _lifecycle_options(config, may_use_cpu=self._choice.may_use_cpu), now, random.random
         )
-        self._wants_images = needs.wants_images
+        self._want = Want(needs.wants_images, needs.image_interval_s)
         self._policy = policy_of(config)
         self._is_waiting_for_room = self._policy is DropPolicy.BLOCK
         self._secrets = Secrets(config.uri)
@@ -138,9 +138,9 @@ class Source:
         if self.process is not None:
             self.process_ended(now, "was killed")
 
-    def want_images(self, is_wanted: bool) -> None:
-        self._wants_images = is_wanted
-        self._send(Want(is_wanted))
+    def want_images(self, want: Want) -> None:
+        self._want = want
+        self._send(want)
 
     def record(self, cut: Cut) -> None:
         if not self.watch.is_taken:
@@ -350,7 +350,8 @@ class Source:
             ring_bytes=options.ring_bytes,
             policy=self._policy.value,
             interval=needs.interval,
-            wants_images=self._wants_images,
+            wants_images=self._want.images,
+            image_interval_s=self._want.interval_s,
             is_loop=config.is_loop,
             is_realtime=config.is_realtime,
             is_udp=config.is_udp,

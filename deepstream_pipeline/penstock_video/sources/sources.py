@@ -12,7 +12,7 @@ from penstock_video.errors import PipelineError, SourceExists, TooManySources, U
 from penstock_video.sources.decode_host import DecodeHosts
 from penstock_video.sources.options import ProcessSnapshot, SourceListener, SourceNeeds, SourceSnapshot, SourcesOptions
 from penstock_video.sources.process import ProcessLink, ProcessSelector, WakeUp
-from penstock_video.sources.protocol import Cut
+from penstock_video.sources.protocol import Cut, Want
 from penstock_video.sources.source import Source
 from penstock_video.types import SourceConfig
 
@@ -142,9 +142,10 @@ class Sources:
         """Resumes a source: a file where it was paused. Raises UnknownSource."""
         self._ask(source_id, Source.resume)
 
-    def want_images(self, source_id: str, is_wanted: bool) -> None:
-        """Starts or stops sending full pictures. Raises UnknownSource."""
-        self._ask(source_id, lambda source, now: source.want_images(is_wanted))
+    def want_images(self, source_id: str, is_wanted: bool, interval_s: float = 0.0) -> None:
+        """Starts or stops sending full pictures, at most one each interval_s. Raises UnknownSource."""
+        want = Want(is_wanted, interval_s)
+        self._ask(source_id, lambda source, now: source.want_images(want))
 
     def record(self, source_id: str, cut: Cut) -> None:
         """Starts a recording, reported by on_recorded. Raises UnknownSource, ValueError for too long a path."""

@@ -13,7 +13,7 @@ from penstock.protocol.identity import ALL_ROLES, Role
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
-from penstock_video.interfaces import SourceStatistics
+from penstock_video.interfaces import FULL_VIEW, SourceStatistics, View
 from penstock_video.metrics import VideoMetrics
 from penstock_video.source_ids import require_source_id
 from penstock_video.types import SourceConfig, SourceState
@@ -42,6 +42,7 @@ class FakePipeline:
         self.picture_bytes = JPEG
         self.picture_interval_s = 0.02
         self.waits = 0
+        self.views: list[View] = []
         self.max_wait_s = 60.0  # for a picture; less where it is known at once that none will come
 
     def add(self, source: SourceConfig) -> None:
@@ -84,6 +85,11 @@ class FakePipeline:
         with self._lock:
             return tuple(self.sources.values())
 
+    def source(self, source_id: str) -> SourceStatistics:
+        self.before("source")
+        with self._lock:
+            return self._known(source_id)
+
     def rules(self, source_id: str) -> object:
         self.before("rules")
         self._known(source_id)
@@ -100,8 +106,9 @@ class FakePipeline:
         self.before("is_healthy")
         return self.healthy
 
-    def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
+    def wait(self, source_id: str, after: int, timeout_s: float, view: View = FULL_VIEW) -> tuple[int, bytes] | None:
         self.before("wait")
+        self.views.append(view)
         self.waits += 1
         if not self.pictures or source_id not in self.sources:
             time.sleep(min(timeout_s, self.max_wait_s))
@@ -112,7 +119,7 @@ class FakePipeline:
 
     def _known(self, source_id: str) -> SourceStatistics:
         if source_id not in self.sources:
-            raise UnknownSource(f"no source {source_id!r}")
+            raise UnknownSource(f"there is no source {source_id!r}")
         return self.sources[source_id]
 
 

@@ -90,7 +90,12 @@ def test_event_form_of_the_body_adds_a_source(api: ApiServer, pipeline: FakePipe
         ),
         ("add", {"value": {"camera_id": "a", "camera_url": "x://c", "change": "camera_add"}}, 400, "'x'"),
         ("remove", {"value": {"camera_id": "a", "change": "camera_add"}}, 400, "STREAM_REMOVE_FAIL, value.change"),
-        ("remove", {"value": {"camera_id": "a", "change": "camera_remove"}}, 404, "STREAM_REMOVE_FAIL, no source 'a'"),
+        (
+            "remove",
+            {"value": {"camera_id": "a", "change": "camera_remove"}},
+            404,
+            "STREAM_REMOVE_FAIL, there is no source 'a'",
+        ),
     ],
 )
 def test_refusal_has_deepstreams_form_and_ours(

@@ -55,10 +55,10 @@ class FakeSources:
             raise UnknownSource(source_id)
         del self.configs[source_id]
 
-    def want_images(self, source_id: str, is_wanted: bool) -> None:
+    def want_images(self, source_id: str, is_wanted: bool, interval_s: float = 0.0) -> None:
         if source_id not in self.configs:
             raise UnknownSource(source_id)
-        self.images.append((source_id, is_wanted))
+        self.images.append((source_id, interval_s if is_wanted else None))
 
     def processes(self) -> tuple[ProcessSnapshot, ...]:
         """None: nothing is decoded here."""
@@ -291,10 +291,10 @@ def test_rules_that_are_read_can_be_written_back(stand: Stand) -> None:
 def test_viewer_of_a_source_that_is_being_taken_out_costs_nothing(stand: Stand) -> None:
     """Frames carry pictures while a client watches; a source that just left is not asked for any."""
     stand.pipeline.add(CAMERA)
-    stand.pipeline.watch("a", True)
+    stand.pipeline.watch("a", 5.0)
     stand.pipeline.remove("a")
-    stand.pipeline.watch("a", False)
-    assert stand.sources.images == [("a", True)]
+    stand.pipeline.watch("a", 0.0)
+    assert stand.sources.images == [("a", 0.2)]
 
 
 def test_pipeline_whose_thread_failed_is_not_waited_for(stand: Stand) -> None:

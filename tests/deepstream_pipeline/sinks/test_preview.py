@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import simplejpeg
 
+from penstock_video.interfaces import View
 from penstock_video.sinks import jpeg
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.preview import LINGER_S, PreviewBoard, PreviewOptions
@@ -16,11 +17,11 @@ class Watches:
     """Who was watched, and who no more."""
 
     def __init__(self) -> None:
-        self.reported: list[tuple[str, bool]] = []
+        self.reported: list[tuple[str, float]] = []
 
-    def __call__(self, source_id: str, is_watched: bool) -> None:
+    def __call__(self, source_id: str, fps: float) -> None:
         """Remember it."""
-        self.reported.append((source_id, is_watched))
+        self.reported.append((source_id, fps))
 
 
 def board_with(clock: Clock, watches: Watches | None = None, **options: float) -> PreviewBoard:
@@ -83,13 +84,13 @@ def test_preview_tells_who_is_watched_and_when_that_ends(encoded: list[int]) -> 
     board = board_with(clock, watches)
     for _ in range(3):
         board.wait("cam", 0, 0.0)
-    assert watches.reported == [("cam", True)]
+    assert watches.reported == [("cam", 5.0)]
     clock.now += LINGER_S - 0.1
     board.write(result(0))
     assert board.is_watched("cam")
     clock.now += 0.2
     board.write(result(1, source_id="other"))
-    assert watches.reported == [("cam", True), ("cam", False)]
+    assert watches.reported == [("cam", 5.0), ("cam", 0.0)]
     board.write(result(2))
     assert len(encoded) == 1
     assert board.wait("cam", 0, 0.0) is None  # not the stale one
@@ -130,7 +131,7 @@ def test_preview_of_a_source_that_ends_is_watched_no_more() -> None:
     board.wait("cam", 0, 0.0)
     board.end_source("cam")
     board.end_source("cam")
-    assert watches.reported == [("cam", True), ("cam", False)]
+    assert watches.reported == [("cam", 5.0), ("cam", 0.0)]
 
 
 def test_preview_remembers_no_source_for_ever() -> None:
@@ -143,3 +144,57 @@ def test_preview_remembers_no_source_for_ever() -> None:
     clock.now += LINGER_S + 1
     board.write(result(0))
     assert board._boards == {}
+
+
+def test_tiles_of_a_wall_are_small_and_one_a_second(encoded: list[int]) -> None:
+    """However many clients ask for a tile, a camera of 30 frames a second costs one small JPEG a second.
+
+    Its frames need pictures only so often.
+    """
+    clock, watches = Clock(), Watches()
+    board = board_with(clock, watches)
+    for number in range(90):
+        if number % 10 == 0:
+            for _ in range(20):
+                board.wait("cam", 10**9, 0.0, View(300))
+        board.write(result(number, size=(800, 600)))
+        clock.now += 1 / 30
+    assert encoded == [320] * 4  # at 0, 0.8, 1.8 and 2.8 s
+    assert watches.reported == [("cam", 1.0)]
+
+
+def test_each_view_is_encoded_once_and_the_fastest_sets_the_rate(encoded: list[int]) -> None:
+    """A tile, the picture of the detail page and the bare picture for drawing share the frames."""
+    clock, watches = Clock(), Watches()
+    board = board_with(clock, watches)
+    for view in (View(320), View(960), View(960, is_drawn=False)):
+        board.wait("cam", 10**9, 0.0, view)
+    board.write(result(0, size=(800, 600)))
+    assert (sorted(encoded), watches.reported) == ([320, 800, 800], [("cam", 1.0), ("cam", 5.0)])
+    clock.now += LINGER_S
+    board.wait("cam", 10**9, 0.0, View(320))
+    board.write(result(1, size=(800, 600)))
+    assert watches.reported[2:] == [("cam", 1.0)]
+
+
+def test_bare_picture_has_no_boxes() -> None:
+    """Without drawing, the JPEG shows the camera's picture as it is."""
+    board = board_with(Clock())
+    shown = result(0, size=(640, 480))
+    pictures = []
+    for view in (View(640), View(640, is_drawn=False)):
+        board.wait("cam", 10**9, 0.0, view)
+        board.write(shown)
+        found = board.wait("cam", 0, 0.0, view)
+        assert found is not None
+        pictures.append(simplejpeg.decode_jpeg(found[1]).astype(int))
+    image = shown.frame.image
+    assert image is not None
+    drawn, bare = (abs(picture - image).mean() for picture in pictures)
+    assert bare < 2 < drawn
+
+
+@pytest.mark.parametrize(("asked", "width"), [(0, 500), (1, 160), (320, 320), (321, 480), (7680, 1280)])
+def test_widths_are_few_so_that_clients_share_pictures(asked: int, width: int) -> None:
+    """A request gets the next larger width, or the largest; 0 is the width of the options."""
+    assert PreviewOptions(width=500).view(View(asked)) == View(width)

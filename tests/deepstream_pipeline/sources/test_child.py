@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,18 @@ def test_full_pictures_travel_from_when_they_are_wanted(tmp_path: Path) -> None:
         assert {bool(frame.row_shape) for frame in seen if frame.has_image} == {True, False}
         parent.say(Want(False))
         assert [frame.has_image for frame in parent.rest()][-5:] == [False] * 5
+
+
+def test_pictures_travel_no_more_often_than_they_are_wanted(tmp_path: Path) -> None:
+    """A wall of cameras shows few pictures a second: the frames between them cost no conversion and no copy."""
+    clip = write_clip(tmp_path / "a.mp4", frames=20, fps=20)
+    with child(clip, is_realtime=True, wants_images=True, image_interval_s=0.25) as parent:
+        frames = parent.rest()
+    shown = [frame.captured_at for frame in frames if frame.has_image]
+    assert len(frames) == 20
+    assert frames[0].has_image
+    assert len(shown) == 4
+    assert all(later - earlier >= 0.25 for earlier, later in pairwise(shown))
 
 
 def test_source_without_a_network_has_pictures_only(tmp_path: Path) -> None:
