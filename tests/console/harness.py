@@ -63,7 +63,7 @@ class Browser:
 
 
 @contextlib.asynccontextmanager
-async def served_console(*, allowed_hosts: tuple[str, ...] = ()) -> AsyncIterator[Browser]:
+async def served_console(*, allowed_hosts: tuple[str, ...] = (), needs_key: bool = False) -> AsyncIterator[Browser]:
     """The console before a fake gateway; nothing listens where the video program should be."""
     gateway = FakeGateway()
     runner = web.ServerRunner(web.Server(gateway.answer))
@@ -78,6 +78,7 @@ async def served_console(*, allowed_hosts: tuple[str, ...] = ()) -> AsyncIterato
         video=Upstream("video program", f"http://127.0.0.1:{dead_port}", "start it with `penstock up --video`"),
         files=read_static_files(),
         policy=BrowserPolicy("127.0.0.1", allowed_hosts),
+        needs_key=needs_key,
     )
     listener = HttpListener(ConsoleApp(parts), bind("127.0.0.1", 0, flag="--port"))
     listener.start()

@@ -180,6 +180,15 @@ async def test_name_of_the_server_that_is_allowed_is_served() -> None:
         assert (await browser.ask("GET", "/", host="console.example"))[0] == 200
 
 
+async def test_roles_of_the_consoles_certificate_are_not_given_to_browsers() -> None:
+    """Where the console itself is known to the gateway, nothing is forwarded without a person's key."""
+    async with served_console(needs_key=True) as browser:
+        assert (await browser.ask("GET", "/gateway/v2/models/x"))[0] == 401
+        assert browser.gateway.asked == []
+        assert await browser.log_in() == 204
+        assert (await browser.ask("GET", "/gateway/v2/models/x"))[0] == 200
+
+
 async def test_other_methods_are_405() -> None:
     """Files are only read."""
     async with served_console() as browser:

@@ -29,13 +29,18 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleParts:
-    """What the application serves. has_tls: cookies are then sent over TLS only. clock: monotonic seconds."""
+    """What the application serves. has_tls: cookies are then sent over TLS only. clock: monotonic seconds.
+
+    needs_key: calls are forwarded only with the key of a session. For a console whose own client certificate has roles:
+    a browser must not get them.
+    """
 
     gateway: Upstream
     video: Upstream
     files: Mapping[str, StaticFile]
     policy: BrowserPolicy
     has_tls: bool = False
+    needs_key: bool = False
     sessions: Sessions = field(default_factory=Sessions)
     proxy: Proxy = field(default_factory=Proxy)
     clock: Callable[[], float] = time.monotonic
@@ -75,6 +80,8 @@ class ConsoleApp:
         query = request.scope["query_string"].decode("latin-1")
         for prefix, upstream in ((GATEWAY, self._parts.gateway), (VIDEO, self._parts.video)):
             if path.startswith(f"{prefix}/"):
+                if self._parts.needs_key and not api_key:
+                    return error_response(401, "this console forwards calls only with an API key; enter one")
                 target = path.removeprefix(prefix) + (f"?{query}" if query else "")
                 return await self._parts.proxy.forward(request, upstream, target, api_key)
         if path == "/session":

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import ssl
@@ -15,7 +16,7 @@ from penstock.console.proxy import Upstream
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.listener import HttpListener
 from penstock.logs import get_logger
-from penstock.network import Sockets, bind_all, client_context
+from penstock.network import CERTIFICATE_VARIABLE, Sockets, bind_all, client_context
 from penstock.port_policy import BrowserPolicy
 from penstock.tls import Certificates, TlsFiles
 
@@ -60,6 +61,7 @@ async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]
         files=read_static_files(),
         policy=BrowserPolicy(options.host, options.allowed_hosts),
         has_tls=certificates is not None,
+        needs_key=bool(os.environ.get(CERTIFICATE_VARIABLE)),
     )
     sockets = _sockets(options)
     listener = HttpListener(

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.side_process import SideProcess
 from penstock.gateway.stack.startup import CannotStart
-from penstock.network import PortTaken, bind_all, host_and_port
+from penstock.logs import get_logger
+from penstock.network import CERTIFICATE_VARIABLE, PortTaken, bind_all, host_and_port
 
+log = get_logger("stack")
 _NOT_FOR_IT = ("PENSTOCK_API_KEY", "PENSTOCK_API_KEYS", "PENSTOCK_GATEWAY_URL", "PENSTOCK_VIDEO_URL")
 
 
@@ -26,7 +28,12 @@ def console_process(settings: Settings) -> Iterator[SideProcess | None]:
     try:
         sockets = bind_all(settings.host, settings.console_port, flag="--console-port")
     except PortTaken as error:
-        raise CannotStart(f"{error}, or leave the console out with --console off") from error
+        raise CannotStart(str(error)) from error
+    if settings.tls_client_ca is not None and not os.environ.get(CERTIFICATE_VARIABLE):
+        log.warning(
+            f"the console has no client certificate, which this gateway requires: set {CERTIFICATE_VARIABLE}, or use "
+            "--console off"
+        )
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
     try:
         descriptors = [each.fileno() for each in sockets]

@@ -174,7 +174,8 @@ def resolve_ports(settings: Settings) -> Settings:
             listeners += [bind(host, port, flag=flag)] if name.startswith("engine") else bind_all(host, port, flag=flag)
             ports[name] = port
     except PortTaken as error:
-        raise CannotStart(str(error)) from error
+        no_console = ", or leave the console out with --console off" if name == "console_port" else ""
+        raise CannotStart(f"{error}{no_console}") from error
     finally:
         for listener in listeners:
             listener.close()
