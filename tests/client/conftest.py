@@ -81,14 +81,18 @@ def read_request(connection: socket.socket) -> bytes:
 
 
 def answer_with(*answers: bytes) -> Serve:
-    """Serves each connection's requests with these answers in turn, over all connections; then closes."""
+    """Serves each connection's requests with these answers in turn, over all connections; then closes.
+
+    After an empty answer the connection is closed, too.
+    """
     left = list(answers)
 
     def serve(connection: socket.socket) -> None:
         with connection:
             while read_request(connection) and left:
-                connection.sendall(left.pop(0))
-                if not left:
+                answer = left.pop(0)
+                connection.sendall(answer)
+                if not answer or not left:
                     return
 
     return serve

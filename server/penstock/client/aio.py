@@ -3,28 +3,32 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
 from penstock.client import deadlines, operations
 from penstock.client.aio_transport import AioTransport
-from penstock.client.client import CONCURRENCY
+from penstock.client.client import CONCURRENCY, FRAMES_IN_FLIGHT
 from penstock.client.exchange import Exchange
 from penstock.client.operations import EngineVersion, Health, InferOptions, Operation
-from penstock.client.options import MAX_ANSWER_BYTES, read_options
+from penstock.client.options import MAX_ANSWER_BYTES, Protocol, read_options
 from penstock.client.pictures import ImageSource, is_several
 from penstock.client.replies import value_of_reply
 from penstock.client.results import Result
+from penstock.client.video import LatestFrames, VideoFrame, VideoSource, frames_of, is_live
 from penstock.protocol.engine import ModelMetadata, ModelState
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array
 
 if TYPE_CHECKING:
+    from penstock.client.grpc_transport import AioGrpcTransport
     from penstock.protocol.batch_reports import ModelBatchReport
     from penstock.protocol.model_addition import ModelAdded
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -34,18 +38,26 @@ class AsyncClient:
     Files are read and pictures encoded in threads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option of the connection
         self,
         url: str | None = None,
         *,
         api_key: str | None = None,
+        protocol: Protocol = "http",
+        grpc_address: str = "",
         timeout_s: float = 60.0,
         retries: int = 2,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         """As for Client."""
         self._options = read_options(
-            url, api_key, timeout_s=timeout_s, retries=retries, max_answer_bytes=max_answer_bytes
+            url,
+            api_key,
+            protocol=protocol,
+            grpc_address=grpc_address,
+            timeout_s=timeout_s,
+            retries=retries,
+            max_answer_bytes=max_answer_bytes,
         )
         self._http = AioTransport(self._options)
         self.models = AsyncModels(self)
@@ -74,7 +86,7 @@ class AsyncClient:
         """As Client.infer."""
         if is_several(image):
             return [result async for result in self.infer_batch(model, image, **options)]  # type: ignore[arg-type]
-        return await self._infer_one(model, image, options)  # type: ignore[arg-type]
+        return await self._infer_one(model, options, image)  # type: ignore[arg-type]
 
     async def infer_batch(
         self,
@@ -85,25 +97,60 @@ class AsyncClient:
         **options: Unpack[InferOptions],
     ) -> AsyncIterator[Result]:
         """As Client.infer_batch; the pictures may come from an asynchronous iterable."""
-        pending: deque[asyncio.Task[Result]] = deque()
+        infer = partial(self._infer_one, model, options)
+        async for _, result in self._in_order(_each(images), infer, concurrency):
+            yield result
+
+    async def stream(
+        self,
+        model: str,
+        source: VideoSource,
+        *,
+        concurrency: int | None = None,
+        drop: bool | None = None,
+        **options: Unpack[InferOptions],
+    ) -> AsyncIterator[tuple[VideoFrame, Result]]:
+        """As Client.stream. The source is read in threads."""
+        is_dropping = is_live(source) if drop is None else drop
+        frames = LatestFrames(source) if is_dropping else frames_of(source)
+        infer = partial(self._infer_frame, model, options)
         try:
-            async for image in _each(images):
-                if len(pending) == concurrency:
-                    yield await pending.popleft()
-                pending.append(asyncio.create_task(self._infer_one(model, image, options)))
-            while pending:
-                yield await pending.popleft()
+            number = concurrency or (1 if is_dropping else FRAMES_IN_FLIGHT)
+            async for pair in self._in_order(_each_in_thread(frames), infer, number):
+                yield pair
         finally:
-            for task in pending:
+            if isinstance(frames, LatestFrames):
+                await asyncio.to_thread(frames.close)
+
+    async def _in_order(
+        self, items: AsyncIterator[S], infer: Callable[[S], Awaitable[Result]], concurrency: int
+    ) -> AsyncIterator[tuple[S, Result]]:
+        """(item, result) in the items' order, with so many in flight."""
+        pending: deque[tuple[S, asyncio.Future[Result]]] = deque()
+        try:
+            async for item in items:
+                pending.append((item, asyncio.ensure_future(infer(item))))
+                if len(pending) == concurrency:
+                    first, task = pending.popleft()
+                    yield first, await task
+            while pending:
+                first, task = pending.popleft()
+                yield first, await task
+        finally:
+            for _, task in pending:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
+
+    async def _infer_frame(self, model: str, options: InferOptions, frame: VideoFrame) -> Result:
+        return await self._infer_one(model, options, frame.image)
 
     async def infer_tensors(
         self, model: str, inputs: Mapping[str, Array], *, outputs: Sequence[str] = (), version: str = ""
     ) -> dict[str, Array]:
         """As Client.infer_tensors."""
         request = operations.tensor_request(model, inputs, outputs=outputs, version=version)
-        found = await self.run(operations.infer_tensors(request))
+        is_grpc = self._options.protocol == "grpc"
+        found = await self.run((operations.infer_tensors_by_grpc if is_grpc else operations.infer_tensors)(request))
         return {tensor.name: tensor.to_numpy() for tensor in found}
 
     async def health(self) -> Health:
@@ -125,13 +172,22 @@ class AsyncClient:
         while True:
             attempt = exchange.attempt(time.monotonic())
             try:
-                return value_of_reply(operation, await self._http.send(attempt), self._options)
+                transport = self._grpc if operation.method == operations.GRPC else self._http
+                return value_of_reply(operation, await transport.send(attempt), self._options)
             except InferenceError as error:
                 await asyncio.sleep(exchange.delay_s(error, time.monotonic()))
 
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._http.aclose()
+        if "_grpc" in vars(self):
+            await self._grpc.aclose()
+
+    @cached_property
+    def _grpc(self) -> "AioGrpcTransport":
+        from penstock.client.grpc_transport import AioGrpcTransport  # loads gRPC
+
+        return AioGrpcTransport(self._options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,7 +195,7 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _infer_one(self, model: str, image: ImageSource, options: InferOptions) -> Result:
+    async def _infer_one(self, model: str, options: InferOptions, image: ImageSource) -> Result:
         if isinstance(image, bytes):
             return await self.run(operations.infer_picture(model, image, options))
         return await self.run(await asyncio.to_thread(operations.infer_picture, model, image, options))
@@ -196,3 +252,8 @@ async def _each(images: Iterable[ImageSource] | AsyncIterable[ImageSource]) -> A
         return
     for image in images:
         yield image
+
+
+async def _each_in_thread(frames: Iterator[VideoFrame]) -> AsyncIterator[VideoFrame]:
+    while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+        yield frame

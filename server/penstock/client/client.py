@@ -2,11 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
@@ -14,19 +14,22 @@ from penstock.client import deadlines, operations
 from penstock.client.exchange import Exchange
 from penstock.client.http_transport import HttpTransport
 from penstock.client.operations import EngineVersion, Health, InferOptions, Operation
-from penstock.client.options import MAX_ANSWER_BYTES, read_options
+from penstock.client.options import MAX_ANSWER_BYTES, Protocol, read_options
 from penstock.client.pictures import ImageSource, is_several
 from penstock.client.replies import value_of_reply
 from penstock.client.results import Result
+from penstock.client.video import LatestFrames, VideoFrame, VideoSource, frames_of, is_live
 from penstock.protocol.engine import ModelMetadata, ModelState
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array
 
 if TYPE_CHECKING:
+    from penstock.client.grpc_transport import GrpcTransport
     from penstock.protocol.batch_reports import ModelBatchReport
     from penstock.protocol.model_addition import ModelAdded
 
-CONCURRENCY = 8
+CONCURRENCY, FRAMES_IN_FLIGHT = 8, 4
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -38,23 +41,32 @@ class Client:
     the gateway only. `close` or a `with` block closes the connections.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option of the connection
         self,
         url: str | None = None,
         *,
         api_key: str | None = None,
+        protocol: Protocol = "http",
+        grpc_address: str = "",
         timeout_s: float = 60.0,
         retries: int = 2,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         """url: such as http://127.0.0.1:8000; by default PENSTOCK_GATEWAY_URL, else that one.
 
-        api_key: by default PENSTOCK_API_KEY. timeout_s: longest wait for an answer, which the gateway is not given; see
-        `deadline`. retries: attempts after the first. max_answer_bytes: larger answers are errors. TLS: the CAs of
-        SSL_CERT_FILE, and the client certificate of PENSTOCK_CLIENT_CERTIFICATE.
+        api_key: by default PENSTOCK_API_KEY. protocol: of infer_tensors; pictures, models and health use HTTP.
+        grpc_address: HOST:PORT, by default the port after HTTP's. timeout_s: longest wait for an answer, which the
+        gateway is not given; see `deadline`. retries: attempts after the first. max_answer_bytes: larger answers are
+        errors. TLS: the CAs of SSL_CERT_FILE, and the client certificate of PENSTOCK_CLIENT_CERTIFICATE.
         """
         self._options = read_options(
-            url, api_key, timeout_s=timeout_s, retries=retries, max_answer_bytes=max_answer_bytes
+            url,
+            api_key,
+            protocol=protocol,
+            grpc_address=grpc_address,
+            timeout_s=timeout_s,
+            retries=retries,
+            max_answer_bytes=max_answer_bytes,
         )
         self._http = HttpTransport(self._options)
         self.models = Models(self)
@@ -86,7 +98,7 @@ class Client:
         """
         if is_several(image):
             return list(self.infer_batch(model, image, **options))  # type: ignore[arg-type]
-        return self._infer_one(model, image, options)  # type: ignore[arg-type]
+        return self._infer_one(model, options, image)  # type: ignore[arg-type]
 
     def infer_batch(
         self,
@@ -96,25 +108,60 @@ class Client:
         concurrency: int = CONCURRENCY,
         **options: Unpack[InferOptions],
     ) -> Iterator[Result]:
-        """The results in the order of the pictures. Takes the next picture when a result is taken.
+        """The results in the order of the pictures. Pictures are taken as results are.
 
         concurrency: pictures in flight. The gateway merges them into batches.
         """
+        for _, result in self._in_order(images, partial(self._infer_one, model, options), concurrency):
+            yield result
+
+    def stream(
+        self,
+        model: str,
+        source: VideoSource,
+        *,
+        concurrency: int | None = None,
+        drop: bool | None = None,
+        **options: Unpack[InferOptions],
+    ) -> Iterator[tuple[VideoFrame, Result]]:
+        """(frame, result) for the frames of a video file, a camera (rtsp://…), a webcam (its number) or an iterable.
+
+        drop: whether only the newest frame is sent when a result is taken, by default for cameras; otherwise every
+        frame is sent, and the source is read as results are taken. concurrency: frames in flight; by default 1 where
+        frames are dropped, else 4. A frame and its result are in the order of the source.
+        """
+        is_dropping = is_live(source) if drop is None else drop
+        frames = LatestFrames(source) if is_dropping else frames_of(source)
+        infer = partial(self._infer_frame, model, options)
+        try:
+            yield from self._in_order(frames, infer, concurrency or (1 if is_dropping else FRAMES_IN_FLIGHT))
+        finally:
+            if isinstance(frames, LatestFrames):
+                frames.close()
+
+    def _in_order(
+        self, items: Iterable[S], infer: Callable[[S], Result], concurrency: int
+    ) -> Iterator[tuple[S, Result]]:
+        """(item, result) in the items' order, with so many in flight."""
         with ThreadPoolExecutor(concurrency, "penstock-client") as pool:
-            pending: deque[Future[Result]] = deque()
+            pending: deque[tuple[S, Future[Result]]] = deque()
             try:
-                for image in images:
+                for item in items:
+                    pending.append((item, pool.submit(copy_context().run, infer, item)))
                     if len(pending) == concurrency:
-                        yield pending.popleft().result()
-                    work = partial(self._infer_one, model, image, options)
-                    pending.append(pool.submit(copy_context().run, work))
+                        first, future = pending.popleft()
+                        yield first, future.result()
                 while pending:
-                    yield pending.popleft().result()
+                    first, future = pending.popleft()
+                    yield first, future.result()
             finally:
-                for future in pending:
+                for _, future in pending:
                     future.cancel()
 
-    def _infer_one(self, model: str, image: ImageSource, options: InferOptions) -> Result:
+    def _infer_frame(self, model: str, options: InferOptions, frame: VideoFrame) -> Result:
+        return self._infer_one(model, options, frame.image)
+
+    def _infer_one(self, model: str, options: InferOptions, image: ImageSource) -> Result:
         return self.run(operations.infer_picture(model, image, options))
 
     def infer_tensors(
@@ -125,7 +172,8 @@ class Client:
         inputs: arrays with the batch dimension, if the model has one. outputs: those wanted, all by default.
         """
         request = operations.tensor_request(model, inputs, outputs=outputs, version=version)
-        found = self.run(operations.infer_tensors(request))
+        is_grpc = self._options.protocol == "grpc"
+        found = self.run((operations.infer_tensors_by_grpc if is_grpc else operations.infer_tensors)(request))
         return {tensor.name: tensor.to_numpy() for tensor in found}
 
     def health(self) -> Health:
@@ -151,13 +199,22 @@ class Client:
         while True:
             attempt = exchange.attempt(time.monotonic())
             try:
-                return value_of_reply(operation, self._http.send(attempt), self._options)
+                transport = self._grpc if operation.method == operations.GRPC else self._http
+                return value_of_reply(operation, transport.send(attempt), self._options)
             except InferenceError as error:
                 time.sleep(exchange.delay_s(error, time.monotonic()))
 
     def close(self) -> None:
         """Closes idle connections."""
         self._http.close()
+        if "_grpc" in vars(self):
+            self._grpc.close()
+
+    @cached_property
+    def _grpc(self) -> "GrpcTransport":
+        from penstock.client.grpc_transport import GrpcTransport  # loads gRPC
+
+        return GrpcTransport(self._options)
 
     def __enter__(self) -> Self:
         return self

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # msgspec is imported for the first answer
 EXPLAIN_HEADER, TIMEOUT_HEADER, API_KEY_HEADER = "x-penstock-explain", "x-request-timeout-ms", "x-api-key"
 INDEX_TIMEOUT_S, LOAD_TIMEOUT_S, ADD_TIMEOUT_S = 5.0, 120.0, 3600.0
 MAX_JSON_BYTES = 64 << 20  # an answer of many masks
+GRPC = "gRPC"
 _OK = frozenset((200,))
 _BINARY = "application/octet-stream"
 _OTHERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -67,14 +68,14 @@ class HttpReply:
 class Operation(Generic[T_co]):
     """A request, and how to read its answer.
 
-    target: path and query. body: bytes, or a file to send. decode: raises ValueError for an answer that is not a
-    gateway's. is_idempotent: may run twice. max_wait_s: longest wait, if that is not the client's.
+    method: HTTP's, or GRPC. target: path and query. body: bytes, or a file to send. decode: raises ValueError for an
+    answer that is not a gateway's. is_idempotent: may run twice. max_wait_s: longest wait, if that is not the client's.
     """
 
     method: str
     target: str
     decode: Callable[[HttpReply], T_co]
-    body: bytes | Path = b""
+    body: bytes | Path = field(default=b"", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict)
     accepts: frozenset[int] = _OK
     is_idempotent: bool = True
@@ -158,6 +159,16 @@ def infer_tensors(request: InferRequest) -> Operation[tuple[Tensor, ...]]:
     headers = {"content-type": _BINARY, HEADER_LENGTH: str(len(head))}
     target = model_path(request.model_name, "infer", request.model_version)
     return Operation("POST", target, _tensors_of_reply, body, headers, max_answer_bytes=1 << 62)
+
+
+def infer_tensors_by_grpc(request: InferRequest) -> Operation[tuple[Tensor, ...]]:
+    """The same as a message. Raises InvalidRequest for a number that protobuf cannot represent."""
+    from penstock.protocol.grpc_messages import decode_response, encode_request
+
+    def read(reply: HttpReply) -> tuple[Tensor, ...]:
+        return decode_response(reply.body, request, 0.0).outputs
+
+    return Operation(GRPC, "/inference.GRPCInferenceService/ModelInfer", read, encode_request(request))
 
 
 def tensor_request(

@@ -18,8 +18,8 @@ Protocol = Literal["http", "grpc"]
 class ClientOptions:
     """url: http:// or https://, without a slash at its end. prefix: the path in it.
 
-    timeout_s: longest wait for an answer. retries: attempts after the first. grpc_address: HOST:PORT.
-    max_answer_bytes: larger answers are errors. connections: kept open.
+    timeout_s: longest wait for an answer. retries: attempts after the first. protocol: of tensors. grpc_address:
+    HOST:PORT. max_answer_bytes: larger answers are errors. connections: kept open.
     """
 
     url: str
@@ -29,6 +29,7 @@ class ClientOptions:
     prefix: str
     timeout_s: float = 60.0
     retries: int = 2
+    protocol: Protocol = "http"
     grpc_address: str = ""
     max_answer_bytes: int = MAX_ANSWER_BYTES
     connections: int = 16
@@ -39,10 +40,11 @@ class ClientOptions:
         return self.url.startswith("https://")
 
 
-def read_options(
+def read_options(  # noqa: PLR0913 - each is an option of the connection
     url: str | None,
     api_key: str | None,
     *,
+    protocol: Protocol = "http",
     timeout_s: float = 60.0,
     retries: int = 2,
     grpc_address: str = "",
@@ -64,6 +66,8 @@ def read_options(
         raise InvalidRequest(f"api_key (or {API_KEY_VARIABLE}) has characters that no HTTP header allows")
     if not timeout_s > 0 or retries < 0 or max_answer_bytes < 1:
         raise InvalidRequest("timeout_s and max_answer_bytes must be positive, and retries at least 0")
+    if protocol not in ("http", "grpc"):
+        raise InvalidRequest(f"protocol is {protocol!r}; it must be http or grpc")
     port = port or (443 if parts.scheme == "https" else 80)
     return ClientOptions(
         url.rstrip("/"),
@@ -73,6 +77,7 @@ def read_options(
         parts.path.rstrip("/"),
         timeout_s,
         retries,
+        protocol,
         grpc_address or host_and_port(host, port + 1),
         max_answer_bytes,
     )

@@ -1,5 +1,6 @@
 """From a complete response, or a failed connection, to a value or an error. Sans-IO."""
 
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 from penstock.client.operations import HttpReply, Operation
 from penstock.client.options import API_KEY_VARIABLE, URL_VARIABLE, ClientOptions
 from penstock.network import CA_VARIABLE, CERTIFICATE_VARIABLE
-from penstock.protocol.error_codes import REASON_HEADER, error_of_http
+from penstock.protocol.error_codes import REASON_HEADER, error_of_grpc, error_of_http
 from penstock.protocol.errors import (
     ConnectionFailed,
     DeadlineExceeded,
@@ -23,6 +24,8 @@ START_ADVICE = f"start it with `penstock up`, or give its address: url, or {URL_
 KEY_ADVICE = f"give a valid key: api_key, or {API_KEY_VARIABLE}"
 _LONGEST_WAIT_S = 3600.0
 _MAX_TEXT = 2000
+_UNAVAILABLE = 14
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 T = TypeVar("T")
 
 
@@ -68,10 +71,33 @@ def error_of_reply(operation: Operation[object], reply: HttpReply, options: Clie
     if reply.status < 400 or (reply.status == 404 and not operation.names_model):
         return _not_a_gateway(options, text)
     error = error_of_http(reply.status, text, reply.headers.get(REASON_HEADER, ""), _retry_after_s(reply.headers))
-    if isinstance(error, Unauthenticated):
-        wanted = f"refused the API key ({text.partition(';')[0]})" if options.api_key else "requires an API key"
-        return Unauthenticated(f"{options.url} {wanted}: {KEY_ADVICE}")
-    return error
+    return _with_key_advice(error, options)
+
+
+def error_of_status(code: int, details: str, metadata: Mapping[str, str], options: ClientOptions) -> InferenceError:
+    """The error of a gRPC status. code: its number. metadata: the trailing one."""
+    reason, address = metadata.get(REASON_HEADER, ""), options.grpc_address
+    if code == _UNAVAILABLE and not reason and "retry-after" not in metadata:  # by gRPC in this process
+        if "failed to connect" in details:
+            return GatewayUnreachable(f"nothing answers over gRPC at {address}: {START_ADVICE}")
+        advice = "try again; if that does not help, check grpc_address"
+        return ConnectionFailed(
+            f"the connection to {address} broke ({details[:_MAX_TEXT]}): {advice}", is_transient=True
+        )
+    retry_after_s = _seconds(metadata.get("retry-after", ""))
+    return _with_key_advice(error_of_grpc(code, details[:_MAX_TEXT], reason, retry_after_s), options)
+
+
+def late(options: ClientOptions, timeout_s: float) -> DeadlineExceeded:
+    """The error for an answer that did not come in time."""
+    return DeadlineExceeded(f"{options.url} did not answer within {timeout_s:.3g} s")
+
+
+def _with_key_advice(error: InferenceError, options: ClientOptions) -> InferenceError:
+    if not isinstance(error, Unauthenticated):
+        return error
+    refused = f"refused the API key ({error.message.partition(';')[0]})"
+    return Unauthenticated(f"{options.url} {refused if options.api_key else 'requires an API key'}: {KEY_ADVICE}")
 
 
 def connection_error(
@@ -83,7 +109,7 @@ def connection_error(
         case ConnectionRefusedError() | socket.gaierror():
             return GatewayUnreachable(f"nothing answers at {url}: {START_ADVICE}")
         case TimeoutError():
-            return DeadlineExceeded(f"{url} did not answer within {timeout_s:.3g} s")
+            return late(options, timeout_s)
         case ssl.SSLCertVerificationError():
             remedy = f"set {CA_VARIABLE} to the file of the CA that signed it"
             return ConnectionFailed(f"the certificate of {url} is not trusted ({error.verify_message}): {remedy}")
@@ -123,8 +149,12 @@ def _error_text(body: bytes) -> str | None:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    text = headers.get("retry-after", "")
-    return min(float(text), _LONGEST_WAIT_S) if text.isascii() and text.isdecimal() else None
+    return _seconds(headers.get("retry-after", ""))
+
+
+def _seconds(text: str) -> float | None:
+    """A number of seconds, at most an hour; None for any other text."""
+    return min(float(text), _LONGEST_WAIT_S) if _NUMBER.fullmatch(text) else None
 
 
 def _address_advice(url: str) -> str:
