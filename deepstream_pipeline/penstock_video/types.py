@@ -305,13 +305,15 @@ class FrameAnalytics:
 
     events: in the order of the rules. counts: total so far or current number, by "KIND/RULE" (roi-filtering/Yard, and
     per class roi-filtering/Yard/person if labels are known); a line that counts both ways has line-crossing/Door.in and
-    line-crossing/Door.out instead. rules_of: for each track, the names of the rules that
-    hold now; as long as the tracks, or empty.
+    line-crossing/Door.out instead. rules_of: for each track, the names of the rules that hold now; as long as the
+    tracks, or empty. speeds_mps: for each track, metres a second over the last second, None if not known; empty without
+    a ground.
     """
 
     events: tuple[AnalyticsEvent, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     rules_of: tuple[tuple[str, ...], ...] = ()
+    speeds_mps: tuple[float | None, ...] = ()
 
 
 NO_ANALYTICS = FrameAnalytics()

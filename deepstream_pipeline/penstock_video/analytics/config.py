@@ -11,7 +11,9 @@ from pydantic_core import ErrorDetails
 
 from penstock_video.analytics.registry import USER_RULES, known_kinds
 from penstock_video.analytics.rules import (
+    GROUND,
     MODELS,
+    Ground,
     LineCrossing,
     Reading,
     Rules,
@@ -30,7 +32,7 @@ from penstock_video.types import CrossingDirection, counter_name
 
 __all__ = ["rules_from", "section_of"]
 
-_SECTION = ("config-width", "config-height")
+_SECTION = ("config-width", "config-height", "ground")
 _NEED_TRACKS = ("line-crossing", "direction-detection", "dwell")
 
 
@@ -47,10 +49,11 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
     if section is None:
         return Rules()
     keys = _mapping(section, where, (*_SECTION, *known_kinds()))
-    width, height = (_size(keys.get(key, 0), f"{where}.{key}") for key in _SECTION)
+    width, height = (_size(keys.get(key, 0), f"{where}.{key}") for key in _SECTION[:2])
     if bool(width) != bool(height):
-        raise refused(where, dict(zip(_SECTION, (width, height), strict=True)), "give both, or none")
+        raise refused(where, {"config-width": width, "config-height": height}, "give both, or none")
     reading = Reading(width, height, tuple(labels))
+    ground = _ground(keys.get("ground"), f"{where}.ground", reading)
     found: dict[str, tuple[Any, ...]] = {}
     for kind in known_kinds():
         listed, at = keys.get(kind), f"{where}.{kind}"
@@ -66,7 +69,20 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
         found[kind] = rules = tuple(_rule(kind, entry, f"{at}[{place}]", reading) for place, entry in enumerate(listed))
         _refuse_equal_names(kind, rules, at)
     users = tuple(rule for kind in USER_RULES for rule in found.pop(kind, ()))
-    return Rules(width, height, **{kind.replace("-", "_"): rules for kind, rules in found.items()}, users=users)
+    kinds = {kind.replace("-", "_"): rules for kind, rules in found.items()}
+    return Rules(width, height, **kinds, users=users, ground=ground)
+
+
+def _ground(value: object, where: str, reading: Reading) -> Ground | None:
+    if value is None:
+        return None
+    given = {key: one for key, one in _mapping(value, where, _keys_of(GROUND)).items() if one is not None}
+    if given.keys() not in ({"picture", "metres"}, {"metres-per-pixel"}):
+        raise refused(where, given, "give four points as picture and metres, or metres-per-pixel")
+    try:
+        return GROUND.validate_python(given, context=reading)
+    except ValidationError as error:
+        raise _refused_for(error.errors(include_url=False)[0], where) from None
 
 
 def _refuse_equal_names(kind: str, rules: Sequence[Any], at: str) -> None:

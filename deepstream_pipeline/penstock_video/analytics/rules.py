@@ -82,9 +82,8 @@ def is_relative(points: Sequence[Point]) -> bool:
     return bool(points) and all(0 <= x <= 1 and 0 <= y <= 1 for x, y in points)
 
 
-def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tuple[Point, ...]:
-    """Points from [[x, y], ...] or "x;y;x;y;...", all relative or all in pixels. may_leave: pixels may lie outside the
-    picture."""
+def _pairs(value: object) -> tuple[Point, ...]:
+    """Pairs of numbers from [[x, y], ...] or "x;y;x;y;..."."""
     if isinstance(value, str):
         numbers = split_numbers(value)
         if len(numbers) % 2:
@@ -98,6 +97,14 @@ def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tupl
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise Unfit(pair, "a point is [x, y]", at)
         x, y = (finite(one, at) for one in pair)
+        points.append((x, y))
+    return tuple(points)
+
+
+def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tuple[Point, ...]:
+    """Points of the picture, all relative or all in pixels. may_leave: pixels may lie outside the picture."""
+    points = _pairs(value)
+    for place, (x, y) in enumerate(points):
         is_inside = 0 <= x <= (reading.width or math.inf) and 0 <= y <= (reading.height or math.inf)
         if not may_leave and not is_inside:
             size = (
@@ -105,13 +112,13 @@ def _points(value: object, reading: Reading, *, may_leave: bool = False) -> tupl
                 if reading.width
                 else "picture, whose corner is [0, 0]"
             )
-            raise Unfit(list(pair), f"that is outside the {size}; see config-width and config-height", at)
-        points.append((x, y))
+            fix = f"that is outside the {size}; see config-width and config-height"
+            raise Unfit([_plain(x), _plain(y)], fix, f"[{place}]")
     shares = [one for point in points for one in point if 0 < one < 1]
     if shares and not is_relative(points):
         fix = "coordinates are either all pixels, or all from 0 to 1 of the picture's width and height"
         raise Unfit(shares[0], fix)
-    return tuple(points)
+    return points
 
 
 def _polygon(value: object, info: ValidationInfo[Reading]) -> Polygon:
@@ -120,6 +127,17 @@ def _polygon(value: object, info: ValidationInfo[Reading]) -> Polygon:
         raise Unfit(value, "a polygon has three corners or more, [[x, y], [x, y], [x, y]]")
     if _area(corners) < (_LEAST_RELATIVE**2 if is_relative(corners) else _LEAST_AREA):
         raise Unfit(value, "its corners lie on one line or in one place; it has no area")
+    return corners
+
+
+def _quad(value: object, corners: tuple[Point, ...]) -> Polygon:
+    """Four corners of a convex area, in their order around it."""
+    sides = [
+        (corners[number - 1], corners[number], corners[(number + 1) % len(corners)]) for number in range(len(corners))
+    ]
+    turns = [(bx - ax) * (cy - by) - (by - ay) * (cx - bx) for (ax, ay), (bx, by), (cx, cy) in sides]
+    if len(corners) != 4 or not (min(turns) > 0 or max(turns) < 0):
+        raise Unfit(value, "this takes four points, in their order around an area, no three of them on a line")
     return corners
 
 
@@ -132,6 +150,16 @@ def _area(corners: Polygon) -> float:
     across = (farthest[0] - left) / length, (farthest[1] - top) / length
     offsets = [across[0] * (y - top) - across[1] * (x - left) for x, y in corners]
     return length * (max(offsets) - min(offsets))
+
+
+def _picture_quad(value: object, info: ValidationInfo[Reading]) -> Polygon:
+    return _quad(value, _points(value, info.context))
+
+
+def _metres_per_pixel(value: object) -> float:
+    if not 0 < (number := finite(value)) <= 1000:
+        raise Unfit(value, "this takes metres, above 0")
+    return number
 
 
 def _segment(value: object, info: ValidationInfo[Reading], *, may_leave: bool = False) -> Segment:
@@ -286,6 +314,19 @@ class Dwell:
 
 
 @dataclass(frozen=True, slots=True)
+class Ground:
+    """Scale of the picture, for the speed of objects; ours. picture, metres: four points on the ground, and where they
+    are on it in metres, in the same order. Or metres_per_pixel, for a camera that looks straight down."""
+
+    picture: Annotated[Polygon, BeforeValidator(_picture_quad), _AS_PAIRS] = ()
+    metres: Annotated[Polygon, BeforeValidator(lambda value: _quad(value, _pairs(value))), _AS_PAIRS] = ()
+    metres_per_pixel: Annotated[float, BeforeValidator(_metres_per_pixel), Field(alias="metres-per-pixel")] = 0.0
+
+
+GROUND: TypeAdapter[Ground] = TypeAdapter(Ground)
+
+
+@dataclass(frozen=True, slots=True)
 class UserRule:
     """A rule of a user's kind. entry: its keys and values as JSON. new: makes its evaluator (scene.RuleEvaluator)."""
 
@@ -308,6 +349,7 @@ class Rules:
     direction_detection: tuple[DirectionDetection, ...] = ()
     dwell: tuple[Dwell, ...] = ()
     users: tuple[UserRule, ...] = ()
+    ground: Ground | None = None
 
     def scale(self, points: Sequence[Point], width: int, height: int) -> tuple[float, float]:
         """Factors from the points of a rule to the pixels of a picture of that size."""
@@ -336,6 +378,8 @@ def section_of(rules: Rules) -> dict[str, object]:
     section: dict[str, object] = {}
     if rules.config_width and rules.config_height:
         section |= {"config-width": rules.config_width, "config-height": rules.config_height}
+    if rules.ground is not None:
+        section["ground"] = GROUND.dump_python(rules.ground, mode="json", by_alias=True, exclude_defaults=True)
     lists: dict[str, list[dict[str, object]]] = {}
     for kind, model in MODELS.items():
         lists[kind] = [_entry(model, rule) for rule in rules.of(kind)]

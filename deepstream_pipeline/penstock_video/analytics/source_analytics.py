@@ -11,6 +11,7 @@ from penstock_video.analytics.evaluators import (
     OvercrowdingEvaluator,
     RoiEvaluator,
 )
+from penstock_video.analytics.ground import GroundPlane
 from penstock_video.analytics.rules import (
     DirectionDetection,
     Dwell,
@@ -21,7 +22,7 @@ from penstock_video.analytics.rules import (
     Rules,
     UserRule,
 )
-from penstock_video.analytics.scene import Presence, RuleEvaluator, RuleResult
+from penstock_video.analytics.scene import Presence, RuleEvaluator, RuleResult, Scene
 from penstock_video.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, Tracks, counter_name
 
 Rule = RoiFiltering | Overcrowding | LineCrossing | DirectionDetection | Dwell | UserRule
@@ -43,6 +44,8 @@ class SourceAnalytics:
         self._watches: list[tuple[Rule, str, RuleEvaluator]] = [
             (rule, f"{kind}/{rule.name}", watch) for kind, rule, watch in _evaluators(rules)
         ]
+        self._plane = GroundPlane(rules.ground) if rules.ground is not None else None
+        self._speeds: dict[int, float | None] = {}
         self._size = (0, 0)
         self._counts: dict[str, int] = {}
         self._names: dict[int, tuple[str, ...]] = {}
@@ -71,7 +74,8 @@ class SourceAnalytics:
                     lasting[row] += (rule.name,)
         self._counts = counts
         self._names = dict(zip(scene.everybody.track_ids, lasting, strict=False))
-        return FrameAnalytics(tuple(events), dict(counts), tuple(names))
+        speeds = self._speeds_of(scene)
+        return FrameAnalytics(tuple(events), dict(counts), tuple(names), speeds)
 
     def changed(self, rules: Rules) -> "SourceAnalytics":
         """Other rules from the next frame on, in place of this one. A rule that stays as it is goes on counting."""
@@ -82,11 +86,25 @@ class SourceAnalytics:
         return changed
 
     def _as_before(self, tracks: Tracks) -> FrameAnalytics:
-        names = (self._names.get(track_id, ()) for track_id in tracks.track_id.tolist())
-        return FrameAnalytics((), dict(self._counts), tuple(names) if self._watches else ())
+        track_ids = tracks.track_id.tolist()
+        names = tuple(self._names.get(track_id, ()) for track_id in track_ids) if self._watches else ()
+        speeds = tuple(map(self._speeds.get, track_ids)) if self._plane is not None else ()
+        return FrameAnalytics((), dict(self._counts), names, speeds)
+
+    def _speeds_of(self, scene: Scene) -> tuple[float | None, ...]:
+        """Of each track; empty without a ground."""
+        if self._plane is None:
+            return ()
+        trails = ((track_id, scene.sightings.get(track_id)) for track_id in scene.everybody.track_ids)
+        self._speeds = {
+            track_id: None if seen is None else self._plane.speed_mps(seen.trail) for track_id, seen in trails
+        }
+        return tuple(self._speeds[track_id] for track_id in scene.everybody.track_ids)
 
     def _fit(self, frame: Frame) -> None:
         self._size = (frame.width, frame.height)
+        if self._plane is not None and self._rules.ground is not None:
+            self._plane.fit(self._rules.scale(self._rules.ground.picture, frame.width, frame.height))
         for rule, _, watch in self._watches:
             watch.fit(self._rules.scale(_points_of(rule), frame.width, frame.height))
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from penstock.protocol.vision_results import Mask
 from penstock.vision.masks import rle_of
 from penstock_video.types import (
+    NO_ANALYTICS,
     AnalyticsEvent,
     ClassScore,
     Detections,
@@ -52,7 +53,8 @@ class MaskLine(msgspec.Struct, frozen=True):
 
 class ObjectLine(msgspec.Struct, frozen=True):
     """One object. track_id: None without a track, with the age 0. xyxy: its corners in source pixels. rules: names of
-    those that hold for it now. The members after attributes are present if the model has them."""
+    those that hold for it now. Masks, keypoints and oriented boxes are present if the model has them; speed_mps, in
+    metres a second, if the source has a ground, None while it is not known."""
 
     track_id: int | None
     age_frames: int
@@ -65,6 +67,7 @@ class ObjectLine(msgspec.Struct, frozen=True):
     mask: MaskLine | UnsetType = UNSET
     keypoints: tuple[tuple[float, float, float], ...] | UnsetType = UNSET
     xywhr: tuple[float, float, float, float, float] | UnsetType = UNSET
+    speed_mps: float | UnsetType | None = UNSET
 
 
 class ObjectsLine(msgspec.Struct, frozen=True):
@@ -149,7 +152,7 @@ def read_objects_line(line: bytes) -> FrameResult:
     return FrameResult(
         frame,
         _read_tracks(read.objects),
-        FrameAnalytics((), read.counts, tuple(one.rules for one in tracked)),
+        FrameAnalytics((), read.counts, tuple(one.rules for one in tracked), _read_speeds(tracked)),
         labels=_read_labels(read.objects),
         classes=_read_classes(read.classes),
         attributes=tuple(_read_classes(one.attributes) for one in tracked),
@@ -185,8 +188,8 @@ def _full_objects(result: FrameResult) -> tuple[ObjectLine, ...]:
     """Of the tracks, then of detections without a track."""
     tracks, others = result.tracks, result.tracks.untracked
     tracked = _object_lines(
-        result, tracks.detections, tracks.track_id.tolist(), tracks.age_frames.tolist(),
-        result.analytics.rules_of, result.attributes,
+        result, tracks.detections, tracks.track_id.tolist(), tracks.age_frames.tolist(), result.analytics,
+        result.attributes,
     )  # fmt: skip
     return tracked + _object_lines(result, others, [None] * len(others), [0] * len(others)) if len(others) else tracked
 
@@ -196,11 +199,12 @@ def _object_lines(
     seen: Detections,
     ids: Sequence[int | None],
     ages: Sequence[int],
-    rules_of: tuple[tuple[str, ...], ...] = (),
+    analytics: FrameAnalytics = NO_ANALYTICS,
     attributes: tuple[tuple[ClassScore, ...], ...] = (),
 ) -> tuple[ObjectLine, ...]:
     boxes, scores, class_ids = _rounded(seen.xyxy, 3), _rounded(seen.score, 6), seen.class_id.tolist()
-    absent = (UNSET,) * len(seen)
+    absent, rules_of = (UNSET,) * len(seen), analytics.rules_of
+    speeds = tuple(None if one is None else round(one, 3) for one in analytics.speeds_mps) or absent
     masks = absent if seen.masks is None else tuple(map(_mask_line, seen.masks))
     keypoints = absent if seen.keypoints is None else _rounded(seen.keypoints, 3)
     oriented = absent if seen.xywhr is None else _rounded(seen.xywhr, 5)
@@ -217,6 +221,7 @@ def _object_lines(
             masks[index],
             keypoints[index],
             oriented[index],
+            speeds[index],
         )
         for index in range(len(seen))
     )
@@ -307,6 +312,12 @@ def _read_detections(objects: Sequence[ObjectLine]) -> Detections:
 def _read_floats(given: list[Any]) -> FloatArray | None:
     """None if an object has no such values."""
     return np.array(given, np.float32) if given and UNSET not in given else None
+
+
+def _read_speeds(objects: Sequence[ObjectLine]) -> tuple[float | None, ...]:
+    """Empty if no object has one, not even an unknown one."""
+    speeds = (one.speed_mps for one in objects if one.speed_mps is not UNSET)
+    return tuple(None if speed is None else float(speed) for speed in speeds)
 
 
 def _read_labels(objects: tuple[ObjectLine, ...]) -> tuple[str, ...]:

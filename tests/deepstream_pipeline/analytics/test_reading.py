@@ -53,6 +53,44 @@ def test_section_of_everything_is_read() -> None:
     )
 
 
+QUAD = [[10, 10], [90, 10], [99, 90], [1, 90]]
+METRES = [[0, 20], [8, 20], [8, 0.5], [0, 0.5]]
+
+
+@pytest.mark.parametrize("ground", [{"picture": QUAD, "metres": METRES}, {"metres-per-pixel": 0.05}])
+def test_section_with_a_ground_is_read_and_written(ground: dict[str, object]) -> None:
+    """Four points and their metres, or one scale."""
+    rules = rules_from(SIZE | {"ground": ground}, LABELS)
+    assert rules.ground is not None
+    assert section_of(rules) == SIZE | {"ground": ground}
+    assert rules_from({"ground": None}, LABELS).ground is None
+
+
+@pytest.mark.parametrize(
+    ("ground", "words"),
+    [
+        (5, r"analytics\.ground: 5: this takes keys and values: picture, metres, metres-per-pixel"),
+        ({}, r"analytics\.ground: {}: give four points as picture and metres, or metres-per-pixel"),
+        ({"picture": QUAD}, r"give four points as picture and metres"),
+        ({"picture": QUAD, "metres": METRES, "metres-per-pixel": 1}, r"give four points as picture and metres"),
+        ({"metre-per-pixel": 1}, r"no key 'metre-per-pixel'; did you mean 'metres-per-pixel'\?"),
+        ({"metres-per-pixel": 0}, r"analytics\.ground\.metres-per-pixel: 0: this takes metres, above 0"),
+        ({"picture": QUAD[:3], "metres": METRES}, r"ground\.picture: .*four points, in their order around an area"),
+        ({"picture": [*QUAD[:2], QUAD[3], QUAD[2]], "metres": METRES}, r"ground\.picture: .*in their order"),
+        ({"picture": [[10, 10], [50, 10], [90, 10], [50, 90]], "metres": METRES}, r"no three of them on a line"),
+        (
+            {"picture": [[10, 10], [90, 10], [200, 90], [1, 90]], "metres": METRES},
+            r"picture\[2\]: \[200, 90\]: .*outside",
+        ),
+        ({"picture": QUAD, "metres": [[0, 0]] * 4}, r"ground\.metres: .*four points"),
+    ],
+)
+def test_ground_that_cannot_be_meant_is_refused(ground: object, words: str) -> None:
+    """With its place, and what to write."""
+    with pytest.raises(RuleRefused, match=words):
+        rules_from(SIZE | {"ground": ground}, LABELS)
+
+
 @pytest.mark.parametrize("size", [{}, SIZE])
 def test_section_of_relative_points_is_read_as_they_are(size: dict[str, int]) -> None:
     """All from 0 to 1, also as whole numbers: shares of the picture, whatever config-width says."""
@@ -212,6 +250,7 @@ def test_section_without_labels_takes_numbers() -> None:
     assert rules_from(roi(class_id=[90, 1]), ()).roi_filtering[0].class_ids == (1, 90)
 
 
+NO_KINDS = ("config_width", "config_height", "ground")
 names = st.text(
     st.characters(codec="utf-8", exclude_characters="/", exclude_categories=("C", "Z")), min_size=1, max_size=9
 )
@@ -241,7 +280,7 @@ rule_sets = st.builds(
 @given(rules=rule_sets)
 def test_section_of_rules_reads_as_the_same_rules(rules: Rules) -> None:
     """section_of is rules_from's inverse, in plain JSON."""
-    kinds = {kind: getattr(rules, kind) for kind in Rules.__dataclass_fields__ if not kind.startswith("config")}
+    kinds = {kind: getattr(rules, kind) for kind in Rules.__dataclass_fields__ if kind not in NO_KINDS}
     unique = {kind: tuple({rule.name: rule for rule in listed}.values()) for kind, listed in kinds.items()}
     rules = Rules(100, 100, **unique)
     assert rules_from(section_of(rules), LABELS) == rules

@@ -107,6 +107,17 @@ def test_detection_without_a_track_is_a_line_of_objects_with_a_null_identity() -
     assert objects_line(shown, Schema.MINIMAL) == objects_line(plain, Schema.MINIMAL)
 
 
+def test_speed_of_an_object_is_written_where_there_is_a_scale() -> None:
+    """null while it is not known; a detection without a track has none; a replay reads the same."""
+    plain = result(3)
+    analytics = replace(plain.analytics, speeds_mps=(1.23456, None))
+    shown = replace(plain, analytics=analytics, tracks=replace(plain.tracks, untracked=plain.tracks.detections))
+    speeds = [one.get("speed_mps", "absent") for one in json.loads(objects_line(shown))["objects"]]
+    assert speeds == [1.235, None, "absent", "absent"]
+    assert read_objects_line(objects_line(shown)).analytics.speeds_mps == (1.235, None)
+    assert read_objects_line(objects_line(plain)).analytics.speeds_mps == ()
+
+
 def test_full_event_line_names_rule_and_object() -> None:
     """An event's line says what came true, where, when and of whom; null where it is of no one."""
     inward = replace(crossing(3), direction=CrossingDirection.IN, xyxy=(3.0, 60.0, 38.556, 160.0), score=0.875)
