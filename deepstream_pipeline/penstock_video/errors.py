@@ -127,6 +127,12 @@ class UnknownSource(PipelineError):
     reason = "unknown_source"
 
 
+class SourceStuck(PipelineError):
+    """A source that is changed does not end. Raised by the runner; the text has the fix."""
+
+    reason = "source_stuck"
+
+
 class SourceExists(PipelineError):
     """There is already a source with this ID. Raised by the runner."""
 

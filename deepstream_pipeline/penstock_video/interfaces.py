@@ -36,6 +36,10 @@ class Analytics(Protocol):
         """The frame's events and counts."""
         ...
 
+    def restart(self) -> None:
+        """The next frame is of another stream: earlier objects are gone, and counts stay."""
+        ...
+
 
 class Sink(Protocol):
     """Destination of results. Its own thread calls it behind a bounded channel, so it may block within its timeouts."""
@@ -107,12 +111,38 @@ class SourceStatistics:
     decoder: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ProbedSource:
+    """What an address shows. fps: of the stream, 0 if unknown. duration_s: of a file, if known. jpeg: a picture."""
+
+    width: int
+    height: int
+    fps: float
+    codec: str
+    is_live: bool
+    duration_s: float | None
+    jpeg: bytes = field(repr=False)
+
+
 class PipelineControl(Protocol):
-    """Control of a running pipeline. Thread-safe; no call waits for a camera. Raises errors of errors.py."""
+    """Control of a running pipeline. Thread-safe; only `probe` and `change` wait for a camera, within a deadline.
+    Raises errors of errors.py."""
 
     def add(self, source: SourceConfig) -> None: ...
 
     def remove(self, source_id: str) -> None: ...
+
+    def probe(self, source: SourceConfig) -> ProbedSource:
+        """Opens an address once, beside the sources."""
+        ...
+
+    def config(self, source_id: str) -> SourceConfig:
+        """A source's configuration, with its user and password."""
+        ...
+
+    def change(self, source: SourceConfig) -> None:
+        """Another address or other options under an ID that exists. Its rules and their counts stay."""
+        ...
 
     def pause(self, source_id: str) -> None: ...
 

@@ -75,6 +75,7 @@ class Area:
 
 LOST_AFTER_S = 5.0  # unseen for so long an object is gone; found again later, it is there for the first time
 TRAIL_S = 1.0  # the time over which a motion is measured
+_NO_SEGMENT = -1  # no frame has it
 MOST_OBJECTS = 10_000  # remembered at once; of more, those not seen for longest are taken for gone
 
 Trail = deque[tuple[float, float, float]]
@@ -176,6 +177,10 @@ class Presence:
 
     def __len__(self) -> int:
         return len(self._seen)
+
+    def restart(self) -> None:
+        """The next frame begins another segment."""
+        self._segment = _NO_SEGMENT if self._segment is not None else None
 
     def see(self, frame: Frame, tracks: Tracks) -> Scene:
         """The scene of a frame. Tracks without an identity (track_id below 0) are included, but not followed."""

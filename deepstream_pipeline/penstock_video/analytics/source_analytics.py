@@ -85,6 +85,10 @@ class SourceAnalytics:
             changed._watches = [(rule, key, known.get(rule, watch)) for rule, key, watch in changed._watches]
         return changed
 
+    def restart(self) -> None:
+        """The next frame is of another stream: earlier objects are gone, and counts stay."""
+        self._presence.restart()
+
     def _as_before(self, tracks: Tracks) -> FrameAnalytics:
         track_ids = tracks.track_id.tolist()
         names = tuple(self._names.get(track_id, ()) for track_id in track_ids) if self._watches else ()

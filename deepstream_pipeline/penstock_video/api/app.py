@@ -217,6 +217,7 @@ log = structlog.get_logger(component="video")
 
 CALLS_AT_ONCE = 32
 _STILLS_AT_ONCE = 16
+PROBES_AT_ONCE, PROBE_TIMEOUT_S = 2, 40.0  # each starts a process; it ends by itself before
 _BROKEN = "the API failed; its log says why"
 
 
@@ -238,6 +239,7 @@ def create_app(
 ) -> ApiApp:
     """The app with every route of the pipeline. metrics: the text; content_type: its type."""
     calls = Calls(CALLS_AT_ONCE, options.call_timeout_s)
+    probes = Calls(PROBES_AT_ONCE, PROBE_TIMEOUT_S)
     watching = Calls(options.max_viewers + _STILLS_AT_ONCE, FIRST_PICTURE_S + 5.0)
     health, asking = health_router(control, metrics, content_type)
     # Off, or it looks at the environment nine times a request.
@@ -252,7 +254,7 @@ def create_app(
         telemetry=off,
     )
     app.include_router(health, responses=streams.ERRORS)
-    app.include_router(streams.streams_router(control, calls, options), responses=streams.ERRORS)
+    app.include_router(streams.streams_router(control, calls, probes, options), responses=streams.ERRORS)
     app.include_router(
         previews_router(control, previews, watching, Viewers(options.max_viewers)), responses=streams.ERRORS
     )
@@ -262,7 +264,7 @@ def create_app(
     guarded: ASGIApp = _Guarded(_with_cors(RequestGuard(app, options), options))
     if options.audit is not None:
         guarded = Audited(guarded, options.audit)
-    return ApiApp(guarded, (calls, watching, asking))
+    return ApiApp(guarded, (calls, probes, watching, asking))
 
 
 def _with_cors(app: ASGIApp, options: ApiOptions) -> ASGIApp:

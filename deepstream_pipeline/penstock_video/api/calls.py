@@ -23,6 +23,9 @@ _STATUS_OF: tuple[tuple[type[errors.PipelineError], int], ...] = (
     (errors.SourceNotAllowed, 400),
     (errors.TooManySources, 429),
     (errors.SinkFailed, 503),
+    (errors.SourceStuck, 503),
+    (errors.SourceUnavailable, 502),
+    (errors.DecodeError, 415),
 )
 
 

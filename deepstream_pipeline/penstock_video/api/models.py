@@ -21,11 +21,10 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
-class NewStream(Strict):
-    """A source to add. Its fields are those of types.SourceConfig."""
+class StreamOptions(Strict):
+    """Configuration of a source. Its fields are those of types.SourceConfig."""
 
     uri: str = Field(min_length=1, max_length=MAX_URI_CHARACTERS)
-    source_id: str = Field(pattern=SOURCE_ID, description=ID_FORM)
     camera_name: str = Field(default=_DEFAULT.camera_name, max_length=200)
     is_loop: bool = _DEFAULT.is_loop
     is_realtime: bool = _DEFAULT.is_realtime
@@ -33,15 +32,44 @@ class NewStream(Strict):
     expected_fps: float | None = Field(default=_DEFAULT.expected_fps, gt=0, le=1000)
     reconnect_interval_s: float = Field(default=_DEFAULT.reconnect_interval_s, gt=0, le=3600)
     reconnect_attempts: int = Field(default=_DEFAULT.reconnect_attempts, ge=-1, le=1_000_000)
-    open_timeout_s: float = Field(default=_DEFAULT.open_timeout_s, gt=0, le=300)
+    open_timeout_s: float = Field(default=_DEFAULT.open_timeout_s, gt=0, le=600)
     frozen_after_s: float = Field(default=_DEFAULT.frozen_after_s, gt=0, le=86_400)
     is_udp: bool = _DEFAULT.is_udp
-    record_cache_s: float = Field(default=_DEFAULT.record_cache_s, ge=0, le=300)
+    record_cache_s: float = Field(default=_DEFAULT.record_cache_s, ge=0, le=600)
     decoder: DecoderKind = _DEFAULT.decoder
 
-    def config(self) -> SourceConfig:
+    def config(self, source_id: str) -> SourceConfig:
         """The configuration for the pipeline."""
-        return SourceConfig(**{name: getattr(self, name) for name in type(self).model_fields})
+        return SourceConfig(source_id=source_id, **{name: getattr(self, name) for name in StreamOptions.model_fields})
+
+
+class NewStream(StreamOptions):
+    """A source to add."""
+
+    source_id: str = Field(pattern=SOURCE_ID, description=ID_FORM)
+
+
+class ProbeRequest(Strict):
+    """An address to try. source_id: of a source whose user and password are used if the address is shown as `***`."""
+
+    uri: str = Field(min_length=1, max_length=MAX_URI_CHARACTERS)
+    source_id: str | None = Field(default=None, pattern=SOURCE_ID, description=ID_FORM)
+    is_udp: bool = _DEFAULT.is_udp
+    open_timeout_s: float = Field(default=_DEFAULT.open_timeout_s, gt=0, le=30)
+
+
+class Probed(BaseModel):
+    """What an address shows. fps: 0 if unknown. duration_s: of a file. jpeg: a picture, in base64."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    width: int
+    height: int
+    fps: float
+    codec: str
+    is_live: bool
+    duration_s: float | None
+    jpeg: str
 
 
 class Recording(Strict):
@@ -159,7 +187,7 @@ def _properties(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
             yield name, needed_value(resolved_schema(schema, definitions))
 
 
-_NEEDED = dict(pair for model in (NewStream, Recording, SensorChange) for pair in _properties(model))
+_NEEDED = dict(pair for model in (NewStream, ProbeRequest, Recording, SensorChange) for pair in _properties(model))
 
 
 def named_faults(faults: Sequence[object]) -> str:

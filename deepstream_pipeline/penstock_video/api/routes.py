@@ -1,7 +1,8 @@
 """Routes /v1/streams of the control API, and which source IDs and URIs a client may add."""
 
+import base64
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -13,9 +14,12 @@ from penstock_video.api.models import (
     Added,
     ErrorAnswer,
     NewStream,
+    Probed,
+    ProbeRequest,
     Recording,
     RecordingFile,
     Stream,
+    StreamOptions,
     Streams,
 )
 from penstock_video.api.options import ApiOptions
@@ -23,6 +27,8 @@ from penstock_video.decode.uri import UriKind, kind_of, redacted
 from penstock_video.interfaces import PipelineControl, SourceStatistics
 from penstock_video.types import SourceConfig, SourceState
 
+HIDDEN = "***"  # in place of user and password, where an address is shown
+PROBE_ID = "probe"
 _IS = {SourceState.ENDED: "has ended", SourceState.FAILED: "has failed"}
 OVER = tuple(_IS)
 
@@ -33,8 +39,10 @@ def validated_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
     Resolved addresses are checked when the source is opened.
 
     Raises SourceNotAllowed for an invalid source, Refusal (403) for a file or device if clients may not add one, and
-    for a host that is not allowed.
+    for a host that is not allowed, Refusal (400) for an address with hidden parts.
     """
+    if HIDDEN in config.uri:
+        raise Refusal(400, f"the address has {HIDDEN} in place of a user and password; write them out")
     kind = kind_of(config.uri)
     if kind in (UriKind.FILE, UriKind.DEVICE):
         if not options.is_local:
@@ -44,6 +52,17 @@ def validated_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
     elif why := options.outbound.why_refused_unresolved(urlsplit(config.uri).hostname or ""):
         raise Refusal(403, why)
     return replace(config, is_from_api=True)
+
+
+def edited_source(options: StreamOptions, known: SourceConfig, access: ApiOptions) -> SourceConfig:
+    """The source that a client changes. Its address as it is shown stands for itself, with user and password.
+
+    Another address is checked as that of a new source. Raises as `validated_source`.
+    """
+    config = options.config(known.source_id)
+    if config.uri in (known.uri, redacted(known.uri)):
+        return replace(config, uri=known.uri, is_from_api=known.is_from_api)
+    return validated_source(config, access)
 
 
 def stream_of(statistics: SourceStatistics) -> Stream:
@@ -69,8 +88,8 @@ SourceId = Annotated[str, Path(pattern=SOURCE_ID, description="The source's id: 
 ERRORS: dict[int | str, dict[str, object]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 
 
-def streams_router(control: PipelineControl, calls: Calls, options: ApiOptions) -> APIRouter:
-    """List, add, remove, pause, record, and the rules of each."""
+def streams_router(control: PipelineControl, calls: Calls, probes: Calls, options: ApiOptions) -> APIRouter:
+    """List, add, probe, edit, remove, pause, record, and the rules of each. probes: their calls wait for cameras."""
     router = APIRouter(prefix="/v1/streams", tags=["streams"])
 
     @router.get("", summary="Every source, with its statistics.")
@@ -79,7 +98,7 @@ def streams_router(control: PipelineControl, calls: Calls, options: ApiOptions) 
 
     @router.post("", status_code=201, summary="Add a source.")
     async def add_stream(new: NewStream, response: Response) -> Added:
-        config = validated_source(new.config(), options)
+        config = validated_source(new.config(new.source_id), options)
         await calls.run(lambda: control.add(config))
         response.headers["location"] = f"/v1/streams/{new.source_id}"
         return Added(source_id=new.source_id)
@@ -100,6 +119,8 @@ def streams_router(control: PipelineControl, calls: Calls, options: ApiOptions) 
     async def resume_stream(source_id: SourceId) -> None:
         await calls.run(lambda: _turn(control, source_id, control.resume))
 
+    _add_editing(router, control, calls, options)
+    _add_probe(router, control, (calls, probes), options)
     _add_recording_and_rules(router, control, calls)
     return router
 
@@ -108,6 +129,35 @@ def _turn(control: PipelineControl, source_id: str, verb: Callable[[str], None])
     """Refuses a source that is over."""
     refuse_over(control.source(source_id))
     verb(source_id)
+
+
+def _add_probe(router: APIRouter, control: PipelineControl, both: tuple[Calls, Calls], options: ApiOptions) -> None:
+    calls, probes = both
+
+    @router.post("/probe", summary="Open an address once: what it shows, and a picture.")
+    async def probe_address(asked: ProbeRequest) -> Probed:
+        asked_options = StreamOptions(uri=asked.uri, is_udp=asked.is_udp, open_timeout_s=asked.open_timeout_s)
+        if (source_id := asked.source_id) is not None:
+            config = edited_source(asked_options, await calls.run(lambda: control.config(source_id)), options)
+        else:
+            config = validated_source(asked_options.config(PROBE_ID), options)
+        found = await probes.run(lambda: control.probe(config))
+        return Probed.model_validate({**asdict(found), "jpeg": base64.b64encode(found.jpeg).decode()})
+
+
+def _add_editing(router: APIRouter, control: PipelineControl, calls: Calls, options: ApiOptions) -> None:
+    @router.get("/{source_id}/options", summary="Its configuration, as PUT takes it; without user and password.")
+    async def read_options(source_id: SourceId) -> StreamOptions:
+        config = await calls.run(lambda: control.config(source_id))
+        values = {name: getattr(config, name) for name in StreamOptions.model_fields}
+        return StreamOptions.model_validate({**values, "uri": redacted(config.uri)})
+
+    @router.put("/{source_id}", summary="Another address or other options. Its rules and their counts stay.")
+    async def edit_stream(source_id: SourceId, edited: StreamOptions) -> Added:
+        known = await calls.run(lambda: control.config(source_id))
+        config = edited_source(edited, known, options)
+        await calls.run(lambda: control.change(config))
+        return Added(source_id=source_id)
 
 
 def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls: Calls) -> None:

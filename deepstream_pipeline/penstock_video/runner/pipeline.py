@@ -10,10 +10,10 @@ from functools import partial
 import structlog
 
 from penstock_video.decode.uri import policy_of, redacted
-from penstock_video.errors import NotSetUp, PipelineError, SourceExists, TooManySources, UnknownSource
+from penstock_video.errors import NotSetUp, PipelineError, SourceExists, SourceStuck, TooManySources, UnknownSource
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
-from penstock_video.interfaces import Analytics, SourceStatistics, Tracker
+from penstock_video.interfaces import Analytics, ProbedSource, SourceStatistics, Tracker
 from penstock_video.metrics import VideoMetrics
 from penstock_video.mux import MuxOptions
 from penstock_video.runner.dispatch import Dispatcher, DispatchOptions, StreamPipeline
@@ -25,10 +25,12 @@ from penstock_video.runner.source_events import Removed, SourceEvents, SourceEve
 from penstock_video.source_ids import require_source_id
 from penstock_video.sources.lifecycle import TAKEN_OUT
 from penstock_video.sources.options import SourceNeeds, SourcesOptions
+from penstock_video.sources.probe import probe
 from penstock_video.sources.sources import Sources
 from penstock_video.types import DropPolicy, SourceConfig, SourceState
 
 log = structlog.get_logger(component="video")
+CHANGE_TIMEOUT_S = 8.0  # for a source to end before it is opened with other options: its process is killed after 2 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,17 @@ class Pipeline:
         if others >= most:
             raise TooManySources(f"{most} sources are the most here; remove one, or start another shard")
 
-    def _take(self, source: SourceConfig, section: object) -> None:
+    def _take(self, source: SourceConfig, section: object, before: StreamPipeline | None = None) -> None:
+        """before: the pipeline that this one continues, which is over."""
         source_id, recorder = source.source_id, self._parts.recorder
         if recorder is not None and not source.record_cache_s:
             source = replace(source, record_cache_s=recorder.cache_s(source_id))
-        analytics = self._parts.new_analytics(source, section, None)
-        way = StreamPipeline(source, policy_of(source), self._parts.new_tracker(), analytics, section)
+        analytics = self._parts.new_analytics(source, section, before.analytics if before is not None else None)
+        tracker = before.tracker if before is not None else self._parts.new_tracker()
+        if before is not None:
+            analytics.restart()
+            tracker.reset()
+        way = StreamPipeline(source, policy_of(source), tracker, analytics, section)
         with self._lock:
             former = self._ways.pop(source_id, None)
             if former is not None:
@@ -201,6 +208,33 @@ class Pipeline:
                     self._forget(way)
         if was_over:  # otherwise logged when its process ends
             log.info("source", source=source_id, state="removed")
+
+    def probe(self, source: SourceConfig) -> ProbedSource:
+        """Opens an address once, in a process of its own."""
+        return probe(source, self._options.sources)
+
+    def config(self, source_id: str) -> SourceConfig:
+        return self._way(source_id).config
+
+    def change(self, source: SourceConfig) -> None:
+        """Ends the source and adds it again with its rules, their counts and its tracker. Raises UnknownSource,
+        SourceStuck, and what `take_in` raises."""
+        with self._asking:
+            if self._is_stopping:
+                raise PipelineError("no source is changed in a program that ends")
+            way = self._way(source.source_id)
+            way.is_leaving = True
+            self._sources.remove(source.source_id)
+            with self._changed:
+                if way.is_over:
+                    self._forget(way)
+                is_over = self._changed.wait_for(lambda: way.is_over, CHANGE_TIMEOUT_S)
+            if not is_over:
+                raise SourceStuck(
+                    f"{source.source_id!r} did not end within {CHANGE_TIMEOUT_S:g} s and is being removed; add it again"
+                )
+            self._take(source, way.section, way)
+        log.info("source changed", source=source.source_id, uri=redacted(source.uri))
 
     def pause(self, source_id: str) -> None:
         self._way(source_id)

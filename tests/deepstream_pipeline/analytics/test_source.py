@@ -90,6 +90,15 @@ def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
     assert said.counts["line-crossing/Other.out"] == 0
 
 
+def test_other_stream_goes_on_counting_and_knows_no_earlier_object() -> None:
+    """After a restart an object with a known identity, on the other side of the line, has not crossed it."""
+    analytics = SourceAnalytics(Rules(line_crossing=(LINE,)), LABELS)
+    observe(analytics, {1: [(400, 500), (800, 500)], 2: [(400, 500), (450, 500)]})
+    analytics.restart()
+    said = observe(analytics, {2: [(800, 500), (820, 500)], 3: [(400, 500), (800, 500)]})
+    assert [one.counts["line-crossing/Gate.out"] for one in said] == [1, 2]
+
+
 def test_frame_that_was_not_inferred_decides_nothing() -> None:
     """An estimate over a line crosses nothing; counts and lasting rules are those of the last look."""
     yard = RoiFiltering("Yard", ((0.0, 0.0), (600.0, 0.0), (600.0, 1000.0), (0.0, 1000.0)))

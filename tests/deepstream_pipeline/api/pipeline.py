@@ -13,7 +13,7 @@ from penstock.protocol.identity import ALL_ROLES, Role
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
-from penstock_video.interfaces import FULL_VIEW, SourceStatistics, View
+from penstock_video.interfaces import FULL_VIEW, ProbedSource, SourceStatistics, View
 from penstock_video.metrics import VideoMetrics
 from penstock_video.source_ids import require_source_id
 from penstock_video.types import SourceConfig, SourceState
@@ -42,6 +42,7 @@ class FakePipeline:
         self.picture_bytes = JPEG
         self.picture_interval_s = 0.02
         self.waits = 0
+        self.probed: list[SourceConfig] = []
         self.views: list[View] = []
         self.max_wait_s = 60.0  # for a picture; less where it is known at once that none will come
 
@@ -63,6 +64,20 @@ class FakePipeline:
         with self._lock:
             self._known(source_id)
             del self.sources[source_id], self.configs[source_id]
+
+    def probe(self, source: SourceConfig) -> ProbedSource:
+        self.before("probe")
+        self.probed.append(source)
+        return ProbedSource(1280, 720, 25.0, "h264", True, None, JPEG)
+
+    def config(self, source_id: str) -> SourceConfig:
+        self._known(source_id)
+        return self.configs[source_id]
+
+    def change(self, source: SourceConfig) -> None:
+        self.before("change")
+        self._known(source.source_id)
+        self.configs[source.source_id] = source
 
     def pause(self, source_id: str) -> None:
         self.before("pause")

@@ -155,6 +155,8 @@ def test_description_names_the_answers_of_each_operation(api: ApiServer, pipelin
     paths = ask(api.url, "GET", "/openapi.json").json["paths"]
     assert isinstance(paths, dict)
     for path, operations in paths.items():
+        if path == "/v1/streams/probe":  # other methods reach a source of this ID
+            continue
         for method in {"get", "post", "put", "delete", "patch"} - ({"get"} if "mjpeg" in path else set()):
             status = ask(api.url, method.upper(), path.replace("{source_id}", "door"), headers={}).status
             known = operations[method]["responses"] if method in operations else ["405"]

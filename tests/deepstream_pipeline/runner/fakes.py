@@ -85,6 +85,9 @@ class Following:
     def reset(self) -> None:
         """Nothing is remembered."""
 
+    def restart(self) -> None:
+        """Nothing is remembered."""
+
     def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
         return FrameAnalytics()
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_video.errors import PipelineError, SourceExists, SourceNotAllowed, TooManySources, UnknownSource
+from penstock_video.errors import (
+    PipelineError,
+    SourceExists,
+    SourceNotAllowed,
+    SourceStuck,
+    TooManySources,
+    UnknownSource,
+)
 from penstock_video.metrics import VideoMetrics
 from penstock_video.mux import MuxOptions
 from penstock_video.runner import pipeline as room
@@ -36,7 +43,7 @@ class FakeSources:
         self.listener = listener
         self.configs: dict[str, SourceConfig] = {}
         self.needs: dict[str, SourceNeeds] = {}
-        self.images: list[tuple[str, bool]] = []
+        self.images: list[tuple[str, float | None]] = []
         self.shown: dict[str, SourceSnapshot] = {}
         self.refusal: PipelineError | None = None
         self.is_running = self.is_alive = True
@@ -286,6 +293,40 @@ def test_rules_that_are_read_can_be_written_back(stand: Stand) -> None:
     stand.until(lambda: bool(stand.sink.results))
     way = stand.pipeline._ways["a"]
     assert not way.next_analytics
+
+
+def test_source_that_is_changed_keeps_its_rules_and_tracker(stand: Stand) -> None:
+    """It ends first, and is added again with the section that it had; its ID is never free in between."""
+    stand.pipeline.add(CAMERA)
+    stand.pipeline.set_rules("a", {"one": 1})
+    before = stand.pipeline._ways["a"]
+    ending = threading.Timer(0.05, lambda: stand.sources.end("a", reason=TAKEN_OUT))
+    ending.start()
+    stand.pipeline.change(replace(CAMERA, uri="rtsp://other/1"))
+    ending.join()
+    after = stand.pipeline._ways["a"]
+    assert (after.config.uri, after.section, after.tracker) == ("rtsp://other/1", {"one": 1}, before.tracker)
+    assert stand.analysed[-1] == ("a", {"one": 1})
+    assert stand.sources.configs["a"].uri == "rtsp://other/1"
+
+
+def test_source_that_ended_is_opened_again_by_a_change(stand: Stand) -> None:
+    """A file that is over, or a camera that failed, needs no removal."""
+    stand.pipeline.add(CAMERA)
+    stand.sources.end("a")
+    stand.until(stand.over)
+    stand.pipeline.change(CAMERA)
+    assert not stand.pipeline._ways["a"].is_over
+
+
+def test_source_that_does_not_end_is_not_changed(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller learns that it is being removed; an unknown one is refused."""
+    monkeypatch.setattr(room, "CHANGE_TIMEOUT_S", 0.05)
+    stand.pipeline.add(CAMERA)
+    with pytest.raises(SourceStuck, match="add it again"):
+        stand.pipeline.change(CAMERA)
+    with pytest.raises(UnknownSource):
+        stand.pipeline.change(replace(CAMERA, source_id="b"))
 
 
 def test_viewer_of_a_source_that_is_being_taken_out_costs_nothing(stand: Stand) -> None:
