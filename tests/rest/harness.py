@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,7 @@ from penstock.gateway.rest.listener import HttpListener
 from penstock.gateway.rest.openapi import describe
 from penstock.gateway.rest.routes import ForwardedIdentity, RequestAuthentication
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF
+from penstock.gateway.system.model_reports import ModelReports
 from penstock.gateway.system.reports import SystemReports
 from penstock.gateway.tracing import Tracer
 from penstock.network import bind
@@ -35,7 +36,7 @@ from penstock.protocol.inference import BatchOwner, Tensor, Timings, tensor_from
 from penstock.protocol.request_checks import BLOCKED_EXTENSIONS, EncodedCall, ImageInput
 from penstock.protocol.vision_results import Detections
 from penstock.vision.results import ImageRequest, ImageResponse
-from tests.support.system_sources import plain_sources
+from tests.support.system_sources import plain_model_sources, plain_sources
 
 Headers = Sequence[tuple[bytes, bytes]]
 KNOWN_MODEL = "ident"
@@ -74,6 +75,7 @@ class FakePlane:
         self.admission = InFlightLimiter(InFlightLimits())
         self.added: list[str] = []
         self.refused_additions: list[tuple[str, str]] = []
+        self.removed: list[str] = []
         self.load_error: Exception | None = None
         self.taken_back: list[tuple[str, bool]] = []
         self.entered = asyncio.Event()
@@ -138,6 +140,11 @@ class FakePlane:
         self.added.append(model_name)
         yield
 
+    async def remove_model(self, model_name: str, caller: Identity, remove: Callable[[], None]) -> None:
+        await self._work()
+        self.removed.append(model_name)
+        remove()
+
     async def load_added(self, model_name: str) -> None:
         await self._work()
         if self.load_error is not None:
@@ -199,13 +206,14 @@ class Front:
     add_options: AddProcessOptions | None = None
     gate: ForwardedIdentity | None = None  # of a core
     system: SystemReports = field(default_factory=lambda: SystemReports(plain_sources()))
+    models: ModelReports = field(default_factory=lambda: ModelReports(plain_model_sources()))
 
     def __post_init__(self) -> None:
         plane: Any = self.plane
         recorder: Any = self.recorder
         gate = RequestAuthentication(self.door) if self.door is not None else self.gate
         adder = ModelAdder(plane, self.uploads, self.add_options) if self.uploads is not None else None
-        services = CoreServices(adder, self.system)
+        services = CoreServices(adder, self.system, self.models)
         self.app = create_app(plane, self.limits, recorder, gate=gate, services=services)
 
     @property

@@ -1,13 +1,18 @@
-"""Sources of system reports that need no gateway."""
+"""Sources of reports on the system and the models that need no gateway."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 from penstock.engines.model_health import KnownModel
+from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.system.examination import Examination
+from penstock.gateway.system.model_reports import ModelSources
 from penstock.gateway.system.reports import SystemSources
+from penstock.protocol.engine import ModelConfig, ModelState, TensorSpec
+from penstock.protocol.inference import BatchOwner, Datatype
 from penstock.protocol.system_reports import EngineSummary, SettingReport
+from penstock.vision.card import card_from_config
 
 FINDINGS = '{"findings": [{"id": "disk.room", "subject": "disk", "status": "warning", "found": "full", "advice": "x"}]}'
 
@@ -38,3 +43,35 @@ def plain_sources(**changes: Any) -> SystemSources:
         "audit_log": Path(__file__),
     }
     return SystemSources(**values | changes)
+
+
+def plain_model_sources(**changes: Any) -> ModelSources:
+    """A detector that serves, without requests so far, and a model whose file is empty."""
+    detector = ModelConfig(
+        "street",
+        "onnxruntime",
+        8,
+        (TensorSpec("images", Datatype.FP32, (3, 416, 640)),),
+        (TensorSpec("output", Datatype.FP32, (5000, 7)),),
+        {"network-type": "0", "layout": "yolox", "labels": "person;<b>car</b>", "maintain-aspect-ratio": "1"},
+    )
+    models = {
+        "street": KnownModel("street", True, config=detector),
+        "broken": KnownModel("broken", False, "its file is empty"),
+    }
+
+    async def index() -> list[ModelState]:
+        return [ModelState("street", "1", "READY"), ModelState("broken", "1", "UNAVAILABLE", "its file is empty")]
+
+    values: dict[str, Any] = {
+        "models": lambda: models,
+        "is_left_out": lambda known: False,
+        "index": index,
+        "card": card_from_config,
+        "options": lambda name: BatchOptions(BatchOwner.GATEWAY, 8) if name == "street" else BatchOptions(),
+        "queues": dict,
+        "counts": dict,
+        "counts_block": False,
+        "is_removable": lambda name: name == "broken",
+    }
+    return ModelSources(**values | changes)

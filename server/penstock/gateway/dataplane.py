@@ -1,5 +1,6 @@
 """DataPlane: what every transport calls. Admits requests, then relays, batches or computes them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
@@ -147,6 +148,19 @@ class DataPlane:
         """Admits the addition of a model, and writes its outcome to the audit log."""
         with self._admission.through(Verb.ADD, InferHead(model_name), caller, 0, None):
             yield
+
+    async def remove_model(self, model_name: str, caller: Identity, remove: Callable[[], None]) -> None:
+        """Unloads the model, then calls `remove` in a thread, which removes its folder.
+
+        Raises what `remove` raises, and InvalidRequest if the model cannot be unloaded.
+        """
+        with self._admission.through(Verb.REMOVE, InferHead(model_name), caller, 0, None):
+            answer = await self._change_added(model_name, "unload")
+            known = self._watch.models.get(model_name)
+            if not answer.succeeded and known is not None and known.is_ready:
+                raise InvalidRequest(f"the model was not removed, as it cannot be unloaded: {_reason_in(answer)}")
+            await self._note(Verb.UNLOAD, model_name, True)
+            await asyncio.to_thread(remove)
 
     def refused_addition(self, model_name: str, caller: Identity, outcome: str) -> None:
         """Writes to the audit log why a model's file was not received."""

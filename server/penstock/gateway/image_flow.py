@@ -202,6 +202,10 @@ class ImageFlow:
 
         return await why_pictures_fail(model, prepare, self._backend, deadline)
 
+    def card(self, config: ModelConfig) -> VisionCard | None:
+        """The model's card, or None. Raises InvalidRequest for invalid image parameters."""
+        return model.card if (model := self._described(config)) is not None else None
+
     def _described(self, config: ModelConfig) -> ImageModel | None:
         """The model with its card, read once per config; None if it has none."""
         known = self._models.get(config.name)

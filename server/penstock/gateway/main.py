@@ -24,6 +24,7 @@ from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
 from penstock.gateway.grpc.status_codes import code_name_of
+from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
@@ -37,8 +38,9 @@ from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
 from penstock.gateway.settings_report import read_origins, setting_rows
 from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.system.model_reports import ModelReports
 from penstock.gateway.system.reports import SystemReports
-from penstock.gateway.system_sources import GatewayView, system_sources
+from penstock.gateway.system_sources import GatewayView, model_sources, system_sources
 from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
 from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.gateway_process import (
@@ -130,6 +132,7 @@ class Gateway:
         )
         self.watch.when_silent(self.core.cut)
         self._read_metrics()
+        self.system, self.models = self._reports(plane_parts.images)
 
     def _slab_partitions(self) -> SlabPartitions | None:
         slab, settings = self.engine.slab, self._settings
@@ -192,8 +195,8 @@ class Gateway:
             return None
         return self.parts.options.of(known.config)
 
-    def reports(self) -> SystemReports:
-        """Reports on this gateway and its stack."""
+    def _reports(self, images: ImageFlow) -> tuple[SystemReports, ModelReports]:
+        """Reports on this gateway and its stack, and on its models."""
         settings, run_dir = self._settings, self._run_dir
         view = GatewayView(
             engine=self.engine,
@@ -206,7 +209,8 @@ class Gateway:
             parent=lambda: self._news,
             settings=lambda: setting_rows(settings, read_origins(run_dir)),
         )
-        return SystemReports(system_sources(settings, view))
+        sources = model_sources(view, self.plane, self.parts, images)
+        return SystemReports(system_sources(settings, view)), ModelReports(sources)
 
     @property
     def outlived_by_engine(self) -> bool:
@@ -299,6 +303,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
         asyncio.create_task(gateway.core.run(place.run_dir)),
+        asyncio.create_task(gateway.models.run()),
         *([asyncio.create_task(gateway.telemetry.run())] if gateway.telemetry is not None else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.report_ready()),
@@ -319,8 +324,8 @@ async def _open_listeners(
     tls = certificates.context if certificates is not None else None
     checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
-    adding = AddProcessOptions(allows_code=settings.allow_model_code)
-    services = CoreServices(ModelAdder(gateway.plane, gateway.parts.uploads, adding), gateway.reports())
+    adder = ModelAdder(gateway.plane, gateway.parts.uploads, AddProcessOptions(allows_code=settings.allow_model_code))
+    services = CoreServices(adder, gateway.system, gateway.models)
     app = create_app(gateway.plane, composition.rest_options(settings), gateway.metrics, gate=gate, services=services)
     rest = HttpListener(
         app,

@@ -20,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from penstock.gateway.request_counts import Counts, samples_in, samples_of, sum_samples
 from penstock.metric_table import METRICS, MetricKind, Readings
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Timings
@@ -67,6 +68,7 @@ class Metrics:
         self._infer_seconds: dict[str, Histogram] = {}
         self._stages: dict[str, tuple[Histogram, ...]] = {}
         self._accepted = self._answered = 0  # since the last flush
+        self._folder = shared.folder if shared is not None else None
         for row in METRICS:
             name = f"penstock_{row.name}"
             if row.kind is MetricKind.COUNTER:
@@ -165,6 +167,18 @@ class Metrics:
     def inference_cancelled(self, stage: str) -> None:
         """Counts an inference whose client left."""
         self._counters["inferences_cancelled_total"].labels(stage).inc()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes count."""
+        return self._folder is not None
+
+    def request_counts(self) -> Counts:
+        """Inferences by model, of all processes. Blocks for milliseconds if there are several."""
+        if self._folder is not None:
+            return sum_samples(samples_in(self._folder))
+        counted = self._counters["requests_total"], self._histograms["request_seconds"]
+        return sum_samples(samples_of(family for metric in counted for family in metric.collect()))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format 0.0.4."""

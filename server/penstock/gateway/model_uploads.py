@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from penstock.protocol.errors import InferenceError, InvalidRequest, NotSupported, Overloaded, StorageFull
+from penstock.protocol.errors import (
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    Overloaded,
+    StorageFull,
+)
 from penstock.protocol.request_checks import check_new_model_name
 
 MAX_UPLOADS = 4  # concurrent, of this process: one is added, others are received or wait
@@ -100,6 +107,28 @@ class ModelUploads:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
+
+    def has_added(self, name: str) -> bool:
+        """Whether a model of that name was added or pulled, so that it can be removed."""
+        try:
+            check_new_model_name(name)
+        except InvalidRequest:
+            return False
+        return not self._refusal and (self.home / "models" / name).is_dir()
+
+    def remove(self, name: str) -> None:
+        """Removes the folder of a model that was added or pulled. Raises ModelNotFound, NotSupported."""
+        if not self.has_added(name):
+            raise ModelNotFound(f"no model {name[:120]!r} was added or pulled; only such models can be removed")
+        folder = self.home / "models" / name
+        try:
+            if folder.is_symlink():
+                folder.unlink()
+                return
+            with self.folder() as aside:
+                folder.rename(aside / name)  # at once: no engine sees a part of it
+        except OSError as error:
+            raise self.failure(error) from error
 
     def key_of(self, file: Path) -> str:
         """The name by which another process of this stack finds the file."""

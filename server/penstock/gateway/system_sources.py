@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from penstock.engines.watch import EngineWatch
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.composition import ConnectedEngine
+from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.serving_parts import ServingParts
 from penstock.gateway.settings import Settings
 from penstock.gateway.system.examination import Examination
+from penstock.gateway.system.model_reports import ModelSources
 from penstock.gateway.system.reports import SystemSources
 from penstock.gateway.workers.gateway_process import EngineStatusMessage
 from penstock.gpu.telemetry.reader import TelemetryReader
@@ -48,6 +52,21 @@ def system_sources(settings: Settings, view: GatewayView) -> SystemSources:
         examination=Examination(settings.model_dump_json().encode()),
         log_folder=stack_log_folder(),
         audit_log=settings.audit_log,
+    )
+
+
+def model_sources(view: GatewayView, plane: DataPlane, parts: ServingParts, images: ImageFlow) -> ModelSources:
+    """Sources of the reports on the models."""
+    return ModelSources(
+        models=lambda: view.watch.models,
+        is_left_out=view.watch.is_left_out,
+        index=view.engine.engine.repository_index,
+        card=images.card,
+        options=plane.batch_options,
+        queues=view.queues,
+        counts=parts.metrics.request_counts,
+        counts_block=parts.metrics.is_shared,
+        is_removable=parts.uploads.has_added,
     )
 
 

@@ -65,8 +65,8 @@ class Verb(StrEnum):
     """Kind of a relayed call.
 
     index, ready, config: read the repository's index, whether a model is ready, a model's config. read: any other read.
-    add: adds a model from its file. configure: changes trace or log settings. share, unshare: registers or unregisters
-    shared memory.
+    add: adds a model from its file. remove: removes a model with its folder. configure: changes trace or log settings.
+    share, unshare: registers or unregisters shared memory.
     """
 
     INFER = "infer"
@@ -75,6 +75,7 @@ class Verb(StrEnum):
     READY = "ready"
     CONFIG = "config"
     ADD = "add"
+    REMOVE = "remove"
     LOAD = "load"
     UNLOAD = "unload"
     CONFIGURE = "configure"

@@ -21,7 +21,7 @@ from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_adder import ModelAdder
-from penstock.gateway.rest import identity, models, openapi, shared_memory, streaming, system
+from penstock.gateway.rest import identity, model_reports, models, openapi, shared_memory, streaming, system
 from penstock.gateway.rest.add_model import AddModelEndpoint, add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
@@ -39,6 +39,7 @@ from penstock.gateway.rest.routes import (
     with_cors,
 )
 from penstock.gateway.rest.streaming import CoreRoute, HttpForwarder, forwarded
+from penstock.gateway.system.model_reports import ModelReports
 from penstock.gateway.system.reports import SystemReports
 from penstock.gateway.tracing import PARENT_HEADERS, Tracer, current_trace
 from penstock.logs import get_logger
@@ -234,10 +235,11 @@ def _announces_body(scope: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CoreServices:
-    """Services of the process with the engine; workers have none. adder: adds models. system: reports on the stack."""
+    """Services of the process with the engine; workers have none. adder: adds models. system, models: reports."""
 
     adder: ModelAdder | None = None
     system: SystemReports | None = None
+    models: ModelReports | None = None
 
 
 def create_app(
@@ -291,7 +293,7 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     )
     served = [infer, image, add, models.health, openapi.pages, identity.router]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
-    others.append(system.router)
+    others += [system.router, model_reports.router]
     if core_route is None:
         served += others
     else:

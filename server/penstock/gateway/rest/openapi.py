@@ -33,6 +33,7 @@ from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import ANY_CLIENT, Needed, Role, Verb
 from penstock.protocol.image_answer import ImageAnswer
 from penstock.protocol.model_addition import ModelAdded
+from penstock.protocol.model_reports import ModelReport, ModelsReport
 from penstock.protocol.system_reports import AuditReport, FindingsReport, LogReport, SettingsReport, SystemReport
 
 Json = dict[str, Any]
@@ -115,6 +116,8 @@ _REFERENCED = (  # in bodies that FastAPI does not parse
 _STRUCTS = (  # what the gateway itself encodes
     ModelAdded,
     ModelBatchReport,
+    ModelReport,
+    ModelsReport,
     schemas.ServerMetadata,
     ImageAnswer,
     SystemReport,

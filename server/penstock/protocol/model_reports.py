@@ -1,0 +1,120 @@
+"""The JSON of GET /v1/models: what each model takes and answers, its batches, and how fast it is."""
+
+import msgspec
+
+from penstock.protocol.inference import BatchOwner, CloseReason
+
+
+class VersionState(msgspec.Struct, frozen=True):
+    """A version. state: as in the repository index, such as READY; empty if it was never loaded."""
+
+    version: str
+    state: str
+    reason: str = ""
+
+
+class TensorReport(msgspec.Struct, frozen=True):
+    """An input or output. shape: without the batch dimension; -1 for a variable one."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class CardReport(msgspec.Struct, frozen=True):
+    """How pictures become input, and outputs become results.
+
+    network_type: detector, classifier, segmentation, instance_segmentation or other. width, height: of the input in
+    pixels; null if they follow the picture. input value = scale · (pixel - offset) · channel_factor. options: the query
+    parameters of /image that the model supports. conf, iou: thresholds without these parameters; null if the model has
+    none. labels: the first ones. decoder: gateway or engine.
+    """
+
+    network_type: str
+    layout: str
+    width: int | None
+    height: int | None
+    color: str
+    resize: str
+    padding: float
+    scale: float
+    offsets: list[float]
+    channel_factors: list[float]
+    decoder: str
+    options: list[str]
+    conf: float | None
+    iou: float | None
+    label_count: int
+    labels: list[str]
+    keypoint_names: list[str]
+    skeleton: list[list[int]]
+
+
+class BatchingReport(msgspec.Struct, frozen=True):
+    """How batches are formed. owner: gateway, triton or off. unmerged: why requests are not merged; empty if they may.
+
+    Of batches that the gateway formed since the start: count, mean_rows (null for none), and closed_by reason.
+    """
+
+    owner: BatchOwner
+    max_batch_size: int
+    instances: int
+    slo_p99_ms: float | None
+    unmerged: str
+    count: int
+    mean_rows: float | None
+    closed_by: dict[CloseReason, int]
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """Requests that wait for a batch, engine calls, and the predicted time of a new request; null if not known."""
+
+    waiting: int
+    in_flight: int
+    wait_ms: float | None
+
+
+class TrafficReport(msgspec.Struct, frozen=True):
+    """Inferences. requests: since the start. codes: these by final status, of HTTP or gRPC. refused: by reason, in the
+    queue.
+
+    Over the last over_s seconds: requests per second, and p50_ms, p99_ms of the time from a request's head to its
+    answer, interpolated in the buckets of penstock_request_seconds; null without requests.
+    """
+
+    requests: int
+    codes: dict[str, int]
+    refused: dict[str, int]
+    over_s: float
+    rate_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+class ModelReport(msgspec.Struct, frozen=True):
+    """A model. state: ready, loading, unavailable or not loaded. reason: why it is not ready.
+
+    card: null for a model that takes tensors only. card_problem: why the card cannot be used. is_removable: it was
+    added or pulled, so DELETE /v1/models/{model} removes it.
+    """
+
+    name: str
+    state: str
+    reason: str
+    is_removable: bool
+    versions: list[VersionState]
+    backend: str
+    inputs: list[TensorReport]
+    outputs: list[TensorReport]
+    card: CardReport | None
+    card_problem: str
+    batching: BatchingReport
+    queue: QueueState
+    traffic: TrafficReport
+
+
+class ModelsReport(msgspec.Struct, frozen=True):
+    """All models, by name. omitted: how many more there are."""
+
+    models: list[ModelReport]
+    omitted: int = 0
