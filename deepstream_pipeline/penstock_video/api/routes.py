@@ -173,6 +173,8 @@ def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls:
 
     @router.put("/{source_id}/rules", summary="Another analytics section, from its next frame on.")
     async def change_rules(source_id: SourceId, section: Annotated[dict[str, object], Body()]) -> object:
+        """Points are pixels, or from 0 to 1 of the picture's width and height. Rules that stay keep their counts."""
+
         def change() -> object:
             control.set_rules(source_id, section)
             return control.rules(source_id)

@@ -75,7 +75,9 @@ Conf = Annotated[
 ]
 Iou = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="of two boxes of a class that overlap more, the better one counts [the model's]"),
+    typer.Option(
+        min=0, max=1, help="of two boxes of a class that overlap more (IoU), only the better one counts [the model's]"
+    ),
 ]
 Classes = Annotated[
     list[str] | None,
