@@ -85,10 +85,10 @@ def _table(rows: list[SettingReport]) -> Table:
 def _value(value: object) -> str:
     """As a person writes it: lists with commas."""
     match value:
-        case None:
-            return "none"
+        case None | "":
+            return "not set"
         case str():
-            return value or '""'
+            return value
         case list():
             return ", ".join(map(str, value)) or "none"
     return json.dumps(value, ensure_ascii=False)

@@ -139,7 +139,9 @@ VIDEO = "video"
 VIDEO_PORT = 8010
 LOOPBACK = "127.0.0.1"
 # The gateway process has its run directory's settings as argument, Triton its region prefix.
-_OURS = re.compile(r"/run-[0-9a-f]{12}/settings\.json$|shm-region-prefix-name=penstock_[0-9a-f]{12}_")
+_OURS = re.compile(
+    r"/run-[0-9a-f]{12}/settings\.json$|shm-region-prefix-name=penstock_[0-9a-f]{12}_|^penstock\.cli\.main$"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ import {h, replace} from "/dom.js";
 import {identity, login, logout} from "/api.js";
 import {button, dialog, field, toast} from "/widgets.js";
 import {page as models} from "/pages/models.js";
+import {page as system} from "/pages/system.js";
 
-const PAGES = [models];
+const PAGES = [models, system];
 const main = document.getElementById("main");
 let stopPage = () => {};
 let shownPath = null;
