@@ -103,10 +103,10 @@ def test_service_publishes_on_loopback_alone(stack: str, name: str) -> None:
 
 def test_ports_of_the_host_are_the_users_to_choose() -> None:
     """The address and each number have a variable, which the file's first lines name; the program's ports stay."""
-    chosen = {"ADDRESS": "192.0.2.1", "HTTP": "1", "GRPC": "2", "METRICS": "3", "VIDEO": "4"}
+    chosen = {"ADDRESS": "192.0.2.1", "HTTP": "1", "GRPC": "2", "METRICS": "3", "CONSOLE": "4", "VIDEO": "5"}
     variables = {f"PUBLISH_{name}": value for name, value in chosen.items()}
     ports = [filled(port, **variables) for name in ("penstock", "video") for port in services("cpu")[name]["ports"]]
-    assert ports == [f"192.0.2.1:{port}" for port in ("1:8000", "2:8001", "3:8002", "4:8010")]
+    assert ports == [f"192.0.2.1:{port}" for port in ("1:8000", "2:8001", "3:8002", "4:8003", "5:8010")]
     head = (CHECKOUT / CPU).read_text().partition("\nname:")[0]
     assert all(name in head for name in variables)
 

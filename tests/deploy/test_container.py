@@ -132,8 +132,9 @@ def test_image_says_what_it_is_and_how_it_is(target: str) -> None:
 def test_images_expose_the_ports_of_their_programs() -> None:
     """The gateway's, by its settings; the control API's; and Triton's, which are the same by nature."""
     defaults = Settings()
-    gateway = f"{defaults.http_port} {defaults.grpc_port} {defaults.metrics_port}"
-    for target, ports in {"stack": gateway, "gateway": gateway, "triton": gateway, "video": "8010"}.items():
+    triton = f"{defaults.http_port} {defaults.grpc_port} {defaults.metrics_port}"
+    gateway = f"{triton} {defaults.console_port}"
+    for target, ports in {"stack": gateway, "gateway": gateway, "triton": triton, "video": "8010"}.items():
         assert inherited(target, "EXPOSE") == [ports], target
     assert ApiOptions().port == 8010
 

@@ -36,7 +36,7 @@ def test_presets_are_each_the_ground_of_a_set() -> None:
     assert {path.stem for path in PRESETS.glob("*.yaml")} <= over
 
 
-LINTED = ("cpu", "everything", "external", "hpa", "mig", "mps-own", "separate", "time-slicing", "video-gpu")
+LINTED = ("console", "cpu", "everything", "external", "hpa", "mig", "mps-own", "separate", "time-slicing", "video-gpu")
 
 
 def test_linted_sets_render_every_template() -> None:

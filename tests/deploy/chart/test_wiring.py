@@ -28,7 +28,14 @@ def routes(source: str, pattern: str) -> set[str]:
 GATEWAY_PATHS = routes("server/penstock/gateway/rest/models.py", r'operation\(health, "GET", "(/v2/health/\w+)"')
 VIDEO_PATHS = routes("deepstream_pipeline/penstock_video/api/app.py", r'router\.get\("(/[\w/]+)"')
 METRICS_PATHS = routes("server/penstock/gateway/rest/metrics_app.py", r'Route\("(/[\w/]+)"') & VIDEO_PATHS
-PATHS = {"gateway": GATEWAY_PATHS, "triton": GATEWAY_PATHS, "video": VIDEO_PATHS, "mps": set()}
+CONSOLE_PATHS = routes("server/penstock/console/app.py", r'path == "(/health/\w+)"')
+PATHS = {
+    "gateway": GATEWAY_PATHS,
+    "console": CONSOLE_PATHS,
+    "triton": GATEWAY_PATHS,
+    "video": VIDEO_PATHS,
+    "mps": set(),
+}
 IN_THE_IMAGE = {"/opt/penstock/deploy/mps/healthy.sh": CHECKOUT / "deploy" / "mps" / "healthy.sh"}
 LABELS = {
     *("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"),

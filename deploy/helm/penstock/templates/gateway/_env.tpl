@@ -18,6 +18,10 @@
 - {name: PENSTOCK_BATCHING, value: {{ include "penstock.gateway.batching" . | quote }}}
 {{- end }}
 - {name: PENSTOCK_HOME, value: /var/lib/penstock}
+- {name: PENSTOCK_CONSOLE, value: "off"}
+{{- if and .Values.console.enabled .Values.console.url }}
+- {name: PENSTOCK_CONSOLE_URL, value: {{ .Values.console.url | quote }}}
+{{- end }}
 - {name: PENSTOCK_ANONYMOUS, value: {{ join "," $gateway.auth.anonymous | default "none" | quote }}}
 - {name: PENSTOCK_ALLOWED_HOST, value: {{ include "penstock.gateway.allowedHosts" . | quote }}}
 {{- if $gateway.auth.existingSecret }}

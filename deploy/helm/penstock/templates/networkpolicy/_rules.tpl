@@ -14,6 +14,9 @@
 {{- else -}}
 {{ include "penstock.policy.pods" (dict "root" . "component" "video") }}
 {{ include "penstock.policy.pods" (dict "root" . "component" "test") }}
+{{- if .Values.console.enabled }}
+{{ include "penstock.policy.pods" (dict "root" . "component" "console") }}
+{{- end }}
 {{- end -}}
 {{- with .Values.networkPolicy.gatewayFrom }}
 {{ toYaml . }}
