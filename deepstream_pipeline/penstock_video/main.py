@@ -203,15 +203,17 @@ class Program:
         rules_of = partial(rules_from, labels=network.labels, has_tracker=settings.tracker.has_tracks)
         is_single = len(settings.sources) == 1
         sinks = allowing(settings.sinks, settings.api.allowed_outbound)
+        if settings.events is not None:
+            sinks = (*sinks, settings.events)
         self._outlets = compose_sinks(
             sinks, self._metrics, self._watch, settings.osd, is_single=is_single, device=self._card.device
         )
-        osd = self._outlets.osd
+        outlets = self._outlets
 
         def analytics_of(source: SourceConfig, section: object, former: Analytics | None) -> Analytics:
             rules: Rules = rules_of(section)
             is_camera = is_live(source.uri)
-            osd.set_source(source.source_id, name=source.camera_name, rules=rules, is_live=is_camera)
+            outlets.set_source(source.source_id, name=source.camera_name, rules=rules, is_live=is_camera)
             return (
                 former.changed(rules) if isinstance(former, SourceAnalytics) else SourceAnalytics(rules, network.labels)
             )
@@ -223,16 +225,16 @@ class Program:
             new_tracker=partial(new_tracker, settings.tracker),
             new_analytics=analytics_of,
             section=settings.analytics.content if settings.analytics is not None else None,
-            outlets=self._outlets.outlets,
-            recorder=self._outlets.recorder,
-            forget_drawing=osd.forget,
+            outlets=outlets.outlets,
+            recorder=outlets.recorder,
+            forget_drawing=outlets.forget_source,
             metrics=self._metrics,
         )
         self._pipeline = Pipeline(parts, _options(settings, models))
         self._pipeline.start()
         for source in settings.sources:
             self._pipeline.take_in(source.config, settings.rules_section(source))
-        self._start_api(self._pipeline, self._outlets)
+        self._start_api(self._pipeline, outlets)
 
     def _watch(self, source_id: str, fps: float) -> None:
         if self._pipeline is not None:
@@ -248,7 +250,7 @@ class Program:
             return
         from penstock_video.api.server import ApiServer  # FastAPI: a quarter of the imports of a run
 
-        server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options())
+        server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options(), outlets.archive)
         server.start()
         self._api = server
 

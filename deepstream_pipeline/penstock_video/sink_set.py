@@ -5,6 +5,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 
+import structlog
+
 from penstock_video.errors import SinkFailed
 from penstock_video.gpu.device import Device
 from penstock_video.interfaces import Extension, Sink
@@ -18,19 +20,41 @@ from penstock_video.sinks.preview import PreviewBoard, PreviewOptions
 from penstock_video.sinks.recordings import RecordOptions
 from penstock_video.sinks.registry import SinkInput, SinkKind, kind_of
 from penstock_video.sinks.rtsp_out import RtspOutOptions
+from penstock_video.sinks.rule_drawing import RuleShapes
+from penstock_video.store.options import EventsOptions, Snapshots
+from penstock_video.store.reader import EventArchive, EventReader
+from penstock_video.store.writer import EventStore
 
+log = structlog.get_logger(component="video")
+
+SAMPLE_S = 0.2  # the event store looks at tracks and counts five times a second
 PICTURES = 16  # waiting for a sink that draws: of 1080p, 6 MB each
 RESULTS = 1024  # waiting for a sink that does not draw
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSet:
-    """osd: what is drawn on every picture. previews: of the API. recorder: None without recordings."""
+    """osd: what is drawn on every picture. previews: of the API. recorder: None without recordings. events: None
+    without a store. archive: what the API reads of it."""
 
     outlets: tuple[SinkWorker, ...]
     osd: Osd
     previews: PreviewBoard
     recorder: SmartRecorder | None
+    events: EventStore | None = None
+    archive: EventArchive | None = None
+
+    def set_source(self, source_id: str, *, name: str, rules: RuleShapes, is_live: bool) -> None:
+        """Sets what is drawn of a source and how its times are stored."""
+        self.osd.set_source(source_id, name=name, rules=rules, is_live=is_live)
+        if self.events is not None:
+            self.events.set_source(source_id, name=name, rules=rules, is_live=is_live)
+
+    def forget_source(self, source_id: str) -> None:
+        """Forgets what is drawn of a removed source."""
+        self.osd.forget(source_id)
+        if self.events is not None:
+            self.events.forget_source(source_id)
 
 
 def allowing(options: Sequence[object], allowed_outbound: tuple[str, ...]) -> tuple[object, ...]:
@@ -62,6 +86,8 @@ def compose_sinks(
     names: set[str] = set()
     with ExitStack() as half_made:
         for one in options:
+            if isinstance(one, EventsOptions):
+                continue
             kind = kind_of(one)
             if kind.takes is SinkInput.NONE:
                 continue
@@ -69,9 +95,42 @@ def compose_sinks(
             sink = _sink(kind, one, osd, is_single, SinkGauge(name, metrics))
             half_made.callback(_let_go, sink)
             rows.append((sink, _worker_options(name, kind)))
-        recorder = SmartRecorder(record, metrics) if record is not None else None
+        events = next((one for one in options if isinstance(one, EventsOptions)), None)
+        store = _event_store(events, drawing, record) if events is not None else None
+        if events is not None and store is not None:
+            half_made.callback(_let_go, store)
+            rows.append((store, _store_options(events, has_gpu=device is not None)))
+        recorder = _recorder(record, metrics, store)
         half_made.pop_all()
-    return SinkSet(tuple(SinkWorker(sink, row, metrics) for sink, row in rows), osd, previews, recorder)
+    archive = None
+    if store is not None and events is not None and events.folder is not None:
+        recordings = record.folder if record is not None else None
+        archive = EventArchive(EventReader(events.folder), recordings, lambda: store.alarm)
+    return SinkSet(tuple(SinkWorker(sink, row, metrics) for sink, row in rows), osd, previews, recorder, store, archive)
+
+
+def _event_store(options: EventsOptions, drawing: OsdOptions, record: RecordOptions | None) -> EventStore | None:
+    """The store; None, with a warning, if its default folder cannot be used."""
+    osd = Osd(replace(drawing, has_boxes=True, has_labels=True, has_rules=True, has_trails=False, has_counters=False))
+    recordings = record.folder if record is not None else None
+    try:
+        return EventStore(options, osd, recordings=recordings)
+    except SinkFailed as error:
+        if options.is_enabled:
+            raise
+        log.warning("events are not stored", reason=error.message)
+        return None
+
+
+def _store_options(options: EventsOptions, *, has_gpu: bool) -> SinkWorkerOptions:
+    has_snapshots = options.snapshots is Snapshots.ON or (options.snapshots is Snapshots.AUTO and not has_gpu)
+    return SinkWorkerOptions("events", RESULTS, has_snapshots=has_snapshots, sample_s=SAMPLE_S)
+
+
+def _recorder(options: RecordOptions | None, metrics: VideoMetrics, store: EventStore | None) -> SmartRecorder | None:
+    if options is None:
+        return None
+    return SmartRecorder(options, metrics, store.note_clip) if store is not None else SmartRecorder(options, metrics)
 
 
 def _let_go(sink: Sink) -> None:

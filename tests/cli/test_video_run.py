@@ -209,7 +209,11 @@ def test_run_whose_sink_failed_is_exit_code_1(run: Run) -> None:
 
 def test_run_without_a_sink_says_that_nothing_is_written(run: Run) -> None:
     """Hours of inference for nothing are worth a line."""
-    assert "; nothing is written: give --out FOLDER" in run("--source", "clip.mp4", "--model", "m").stderr
+    assert (
+        "; nothing is written: give --out FOLDER"
+        in run("--source", "clip.mp4", "--model", "m", "--events", "off").stderr
+    )
+    assert "; only events are stored, in " in run("--source", "clip.mp4", "--model", "m").stderr
     assert "nothing is written" not in run("--source", "clip.mp4", "--model", "m", "--out", "out").stderr
 
 

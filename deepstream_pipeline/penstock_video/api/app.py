@@ -30,11 +30,13 @@ from penstock.tls import subject_of
 from penstock_video.api import deepstream
 from penstock_video.api import routes as streams
 from penstock_video.api.calls import Calls, Refusal, error_response, status_of
+from penstock_video.api.events import events_router, source_router
 from penstock_video.api.models import Health, named_faults
 from penstock_video.api.options import CERTIFICATE, CLIENT, DENIED, Access, ApiOptions, Audited
 from penstock_video.api.page import FIRST_PICTURE_S, Viewers, page_router, previews_router
 from penstock_video.errors import PipelineError
 from penstock_video.interfaces import PipelineControl, Previews
+from penstock_video.store.reader import EventArchive
 
 READY_TIMEOUT_S = 2.0
 _TEXT: dict[int | str, dict[str, object]] = {200: {"content": {"text/plain": {}}}}
@@ -218,6 +220,7 @@ log = structlog.get_logger(component="video")
 CALLS_AT_ONCE = 32
 _STILLS_AT_ONCE = 16
 PROBES_AT_ONCE, PROBE_TIMEOUT_S = 2, 40.0  # each starts a process; it ends by itself before
+EVENT_CALLS_AT_ONCE = 32  # a console loads many snapshots at once
 _BROKEN = "the API failed; its log says why"
 
 
@@ -235,9 +238,15 @@ class ApiApp:
 
 
 def create_app(
-    control: PipelineControl, previews: Previews, metrics: Callable[[], bytes], options: ApiOptions, content_type: str
+    control: PipelineControl,
+    previews: Previews,
+    metrics: Callable[[], bytes],
+    options: ApiOptions,
+    content_type: str,
+    archive: EventArchive | None = None,
 ) -> ApiApp:
-    """The app with every route of the pipeline. metrics: the text; content_type: its type."""
+    """The app with every route of the pipeline. metrics: the text; content_type: its type. archive: None without a
+    store of events."""
     calls = Calls(CALLS_AT_ONCE, options.call_timeout_s)
     probes = Calls(PROBES_AT_ONCE, PROBE_TIMEOUT_S)
     watching = Calls(options.max_viewers + _STILLS_AT_ONCE, FIRST_PICTURE_S + 5.0)
@@ -258,13 +267,16 @@ def create_app(
     app.include_router(
         previews_router(control, previews, watching, Viewers(options.max_viewers)), responses=streams.ERRORS
     )
+    asking_events = Calls(EVENT_CALLS_AT_ONCE, options.call_timeout_s)
+    app.include_router(events_router(archive, asking_events), responses=streams.ERRORS)
+    app.include_router(source_router(archive, control, asking_events), responses=streams.ERRORS)
     app.include_router(deepstream.deepstream_router(control, calls, options), responses=deepstream.DEEPSTREAM_ERRORS)
     app.include_router(page_router(control, calls))
     _add_errors(app)
     guarded: ASGIApp = _Guarded(_with_cors(RequestGuard(app, options), options))
     if options.audit is not None:
         guarded = Audited(guarded, options.audit)
-    return ApiApp(guarded, (calls, probes, watching, asking))
+    return ApiApp(guarded, (calls, probes, watching, asking, asking_events))
 
 
 def _with_cors(app: ASGIApp, options: ApiOptions) -> ASGIApp:

@@ -22,7 +22,7 @@ _STATUS_OF: tuple[tuple[type[errors.PipelineError], int], ...] = (
     (errors.RuleRefused, 400),
     (errors.SourceNotAllowed, 400),
     (errors.TooManySources, 429),
-    (errors.SinkFailed, 503),
+    (errors.SinkFailed, 503),  # also of the event store
     (errors.SourceStuck, 503),
     (errors.SourceUnavailable, 502),
     (errors.DecodeError, 415),

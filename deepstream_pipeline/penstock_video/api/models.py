@@ -1,13 +1,20 @@
-"""Request and response bodies of the control API, and readable messages for bodies that fail validation."""
+"""Requests and response bodies of the control API, and readable messages for requests that fail validation."""
 
+import base64
+import binascii
 import json
+import math
+import struct
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from difflib import get_close_matches
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock_video.errors import needed_value, resolved_schema
 from penstock_video.source_ids import ID_FORM, ID_PATTERN
+from penstock_video.store.reader import MAX_PAGE, Filter, Position
 from penstock_video.types import DecoderKind, DropPolicy, SourceConfig, SourceState
 
 SOURCE_ID = f"^{ID_PATTERN}$"
@@ -83,6 +90,120 @@ class RecordingFile(BaseModel):
     """The recording's path, once it is finished."""
 
     path: str
+
+
+MAX_EXPORT_ROWS = 1_000_000
+_LATEST_UNIX_S = 253_402_300_799.0  # the year 9999
+_CURSOR = struct.Struct(">dq")
+_MAX_ID = 2**63 - 1
+
+
+def _moment(given: object) -> float:
+    """Unix seconds of an ISO 8601 time (UTC if it names no zone) or of a number."""
+    text = str(given)
+    try:
+        number = float(text)
+    except ValueError:
+        time = datetime.fromisoformat(text)
+        number = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    if not 0 <= number <= _LATEST_UNIX_S:
+        raise ValueError("out of range")
+    return number
+
+
+def _position(text: str) -> Position:
+    """The position of a cursor. Raises ValueError."""
+    try:
+        unix_s, row_id = _CURSOR.unpack(base64.b64decode(text, b"-_", validate=True))
+    except (binascii.Error, struct.error):
+        raise ValueError("no cursor") from None
+    if not math.isfinite(unix_s):
+        raise ValueError("no cursor")
+    return unix_s, row_id
+
+
+def _checked_cursor(text: str) -> str:
+    _position(text)
+    return text
+
+
+def cursor(unix_s: float, row_id: int) -> str:
+    """The opaque text from which the next page goes on."""
+    return base64.urlsafe_b64encode(_CURSOR.pack(unix_s, row_id)).decode()
+
+
+_TIME = "a time is needed, such as 2026-11-28T09:30:00Z, or unix seconds"
+_CURSOR_NEEDED = "the `next` of the page before is needed; leave it out for the first page"
+Moment = Annotated[
+    float, BeforeValidator(_moment), WithJsonSchema({"type": "string", "pattern": "^.+$", "description": _TIME})
+]
+Cursor = Annotated[
+    str,
+    AfterValidator(_checked_cursor),
+    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z0-9_=-]+$", "description": _CURSOR_NEEDED}),
+]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+SourceName = Annotated[str, Field(pattern=SOURCE_ID, description=ID_FORM)]
+
+
+class TimeRange(Strict):
+    """since: inclusive. until: exclusive."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class EventFilter(TimeRange):
+    """Which events."""
+
+    source_id: SourceName | None = None
+    rule: Name | None = None
+    kind: Name | None = None
+    label: Name | None = None
+
+    def filter(self, limit: int, after: str | None = None) -> Filter:
+        """The same for the reader. after: a cursor."""
+        position = None if after is None else _position(after)
+        return Filter(
+            self.source_id or "", self.rule or "", self.kind or "", self.label or "", self.since, self.until, limit,
+            position,
+        )  # fmt: skip
+
+
+class EventQuery(EventFilter):
+    """A page of events."""
+
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    after: Cursor | None = None
+
+
+class EventExport(EventFilter):
+    """Events for a file, the newest first."""
+
+    limit: int = Field(default=100_000, ge=1, le=MAX_EXPORT_ROWS)
+
+
+class TrackQuery(TimeRange):
+    """A page of tracks. zone: name of a rule that held for them. since, until: they were there in that time."""
+
+    source_id: SourceName | None = None
+    label: Name | None = None
+    zone: Name | None = None
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    after: Cursor | None = None
+
+    def filter(self) -> Filter:
+        """The same for the reader."""
+        position = None if self.after is None else _position(self.after)
+        return Filter(
+            self.source_id or "", self.zone or "", "", self.label or "", self.since, self.until, self.limit, position
+        )
+
+
+class SeriesQuery(TimeRange):
+    """step_s: seconds of a point, whole minutes; None for one that fits."""
+
+    step_s: int | None = Field(default=None, ge=60, le=86_400, multiple_of=60)
 
 
 class Stream(BaseModel):
@@ -175,7 +296,7 @@ class DeepStreamError(DeepStreamAnswer):
 _MOST = 5  # faults of a body that are listed
 _SHOWN_CHARACTERS = 80
 _PARTS_OF_REQUEST = ("body", "path", "query")
-_SHOWN = ("source_id", "camera_id", "policy", "decoder")
+_SHOWN = ("source_id", "camera_id", "policy", "decoder", "since", "until", "limit", "step_s")
 _OBJECT = "a JSON object is needed"
 
 
@@ -187,7 +308,11 @@ def _properties(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
             yield name, needed_value(resolved_schema(schema, definitions))
 
 
-_NEEDED = dict(pair for model in (NewStream, ProbeRequest, Recording, SensorChange) for pair in _properties(model))
+_NEEDED = dict(
+    pair
+    for model in (NewStream, ProbeRequest, Recording, SensorChange, EventQuery, TrackQuery, SeriesQuery)
+    for pair in _properties(model)
+)
 
 
 def named_faults(faults: Sequence[object]) -> str:

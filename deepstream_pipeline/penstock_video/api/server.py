@@ -20,6 +20,7 @@ from penstock_video.api.app import ApiApp, create_app
 from penstock_video.api.options import CERTIFICATE, ApiOptions, ApiRefused, listeners_of
 from penstock_video.interfaces import PipelineControl, Previews
 from penstock_video.metrics import CONTENT_TYPE
+from penstock_video.store.reader import EventArchive
 
 MAX_HEAD_BYTES = 64 * 1024
 LEAST_CHUNK_BYTES = 32  # average of the chunks in a read, not counting the first 2,048
@@ -148,9 +149,17 @@ class Page(Protocol):
 class ApiServer:
     """Serves from `start` until `stop`. Calls of the pipeline run on the API's own threads."""
 
-    def __init__(self, control: PipelineControl, previews: Previews, metrics: Page, options: ApiOptions) -> None:
+    def __init__(
+        self,
+        control: PipelineControl,
+        previews: Previews,
+        metrics: Page,
+        options: ApiOptions,
+        archive: EventArchive | None = None,
+    ) -> None:
+        """archive: None without a store of events."""
         self._options = options
-        self._api: ApiApp = create_app(control, previews, metrics.page, options, CONTENT_TYPE)
+        self._api: ApiApp = create_app(control, previews, metrics.page, options, CONTENT_TYPE, archive)
         self._listeners: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: _Server | None = None

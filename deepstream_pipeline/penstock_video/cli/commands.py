@@ -24,8 +24,10 @@ from penstock_video.cli.replay import replay
 from penstock_video.cli.run import RunParts, run_to_its_end
 from penstock_video.infer.options import EngineAddress
 from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.events import EventFlags, OnOff
 from penstock_video.settings.loader import Flags, read_settings
 from penstock_video.settings.models import EngineChoice, VideoSettings
+from penstock_video.store.options import MIB
 from penstock_video.types import DecoderKind
 
 if TYPE_CHECKING:
@@ -156,6 +158,19 @@ Anonymous = Annotated[
         envvar="PENSTOCK_ANONYMOUS", help="roles of a caller without a key: read,admin, or none [all; none with keys]"
     ),
 ]
+Events = Annotated[
+    OnOff | None,
+    typer.Option("--events", help="the event store, which the console shows [on with the control API or --out]"),
+]
+EventsFolder = Annotated[
+    Path | None, typer.Option(file_okay=False, help="of the event store [OUT/events, else PENSTOCK_HOME/video/events]")
+]
+EventsMaxBytes = Annotated[
+    int | None, typer.Option(min=16 * MIB, max=1 << 50, help="of the event store; its oldest is removed [1 GiB]")
+]
+EventsMaxDays = Annotated[
+    float | None, typer.Option(min=0.001, max=36_500, help="age at which events and their recordings are removed [30]")
+]
 Duration = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="end after this time, as after the last file [no limit]")
 ]
@@ -194,12 +209,10 @@ def run(
     allowed_host: AllowedHosts = None,
     cors_origin: CorsOrigins = None,
     allow_outbound: AllowOutbound = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    audit_log: AuditFile = None,
-    access_file: AccessFile = None,
-    anonymous: Anonymous = None,
+    tls_cert: TlsCertificate = None, tls_key: TlsKey = None, tls_client_ca: TlsClientCa = None,
+    audit_log: AuditFile = None, access_file: AccessFile = None, anonymous: Anonymous = None,
+    events: Events = None, events_folder: EventsFolder = None,
+    events_max_bytes: EventsMaxBytes = None, events_max_days: EventsMaxDays = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     duration: Duration = None,
     realtime: Realtime = False,
@@ -208,7 +221,7 @@ def run(
     no_progress: NoProgress = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error", show_default=False)] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Read videos, infer, track, apply rules and write results, until the last file or --duration ends, or Ctrl-C.
 
     Frames are inferred by the stack that runs on this host (`penstock up`), else by an engine of this command's own,
@@ -226,6 +239,7 @@ def run(
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
         allowed_outbound=tuple(allow_outbound or ()),
         is_loop=loop, is_realtime=realtime, decoder=decoder,
+        events=EventFlags(events, events_folder, events_max_bytes, events_max_days),
     )  # fmt: skip
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)
     security = SecurityFlags(tls_cert, tls_key, tls_client_ca, audit_log, access_file, anonymous)

@@ -32,6 +32,7 @@ from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.document import InvalidSettings, SettingsFault
 from penstock_video.settings.loader import is_endless
 from penstock_video.settings.models import ApiSettings, VideoSettings
+from penstock_video.store.database import move_store_aside
 
 if TYPE_CHECKING:
     from penstock_video.main import Program
@@ -163,6 +164,7 @@ def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: 
                 program.prepare()
                 if not is_endless(settings):  # of cameras the lines go on
                     move_earlier_aside(result_folders(settings), watch.note)
+                    _move_store_aside(settings, watch)
                 program.start()
                 stopping.is_running = True
                 watch.begin(_beginning(program, settings, place), _beginning_record(program, settings, place))
@@ -193,7 +195,8 @@ def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping) -> 
 def _beginning(program: "Program", settings: VideoSettings, place: EngineAddress) -> str:
     waits = "" if settings.sources else "waits for sources over the "
     api = f"; {waits}control API {program.api_url}" if settings.api.is_enabled else ""
-    lost = "" if settings.sinks else "; nothing is written: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
+    kept = "nothing is written" if settings.events is None else f"only events are stored, in {settings.events.folder}"
+    lost = "" if settings.sinks else f"; {kept}: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
     return f"{_sources_text(settings)}, model {settings.primary.model}, engine: {place.title}{api}{lost}"
 
 
@@ -207,6 +210,15 @@ def _beginning_record(program: "Program", settings: VideoSettings, place: Engine
         "engine": place.title,
         "api_url": program.api_url,
     }
+
+
+def _move_store_aside(settings: VideoSettings, watch: QuietWatch) -> None:
+    """As the other files of the output folder; a store that was named is one of several runs."""
+    if settings.out is None or settings.events is None or settings.events.folder != settings.out / "events":
+        return
+    moved = move_store_aside(settings.events.folder)
+    if moved is not None:
+        watch.note(f"the events of an earlier run are now in {moved}")
 
 
 def _sources_text(settings: VideoSettings) -> str:

@@ -190,7 +190,7 @@ class Pipeline:
         self._dispatcher.add(way)
         self._parts.metrics.state(source_id, SourceState.CONNECTING)
         try:
-            self._sources.add(source, self._needs(source))
+            self._sources.add(source, self._needs(source, section))
         except PipelineError:
             way.is_leaving = True
             self._dispatcher.on_end(source_id)
@@ -284,6 +284,7 @@ class Pipeline:
             way = self._way(source_id)
             way.next_analytics.append(self._parts.new_analytics(way.config, section, way.analytics))
             way.section = section
+        self._want_images(way)
 
     def is_healthy(self) -> bool:
         """Whether its threads run and its engine answers."""
@@ -297,12 +298,26 @@ class Pipeline:
                 self._watched[source_id] = fps
             else:
                 self._watched.pop(source_id, None)
-            is_known = source_id in self._ways
-        if is_known and not self._always_wants_images:
-            with suppress(UnknownSource):  # it is being removed
-                self._sources.want_images(source_id, fps > 0, 1.0 / fps if fps else 0.0)
+            way = self._ways.get(source_id)
+        if way is not None:
+            self._want_images(way)
 
     # inside
+
+    def _want_images(self, way: StreamPipeline) -> None:
+        """Lets the source's frames carry pictures, or not."""
+        interval_s = self._image_interval_s(way.source_id, way.section)
+        if not self._always_wants_images:
+            with suppress(UnknownSource):  # it is being removed
+                self._sources.want_images(way.source_id, interval_s is not None, interval_s or 0.0)
+
+    def _image_interval_s(self, source_id: str, section: object) -> float | None:
+        """Seconds between frames with pictures: 0 for all, also for snapshots of its rules' events; None for none."""
+        has_snapshots = any(outlet.options.has_snapshots for outlet in self._parts.outlets)
+        if self._always_wants_images or (has_snapshots and bool(section)):
+            return 0.0
+        fps = self._watched.get(source_id, 0.0)
+        return 1.0 / fps if fps else None
 
     @property
     def _always_wants_images(self) -> bool:
@@ -316,16 +331,16 @@ class Pipeline:
         """Whether a sink uses the source's pictures."""
         return source_id in self._watched or self._always_draws
 
-    def _needs(self, source: SourceConfig) -> SourceNeeds:
-        network, fps = self._parts.network, self._watched.get(source.source_id, 0.0)
-        always = self._always_wants_images
+    def _needs(self, source: SourceConfig, section: object) -> SourceNeeds:
+        network = self._parts.network
+        interval_s = self._image_interval_s(source.source_id, section)
         return SourceNeeds(
             spec=network.spec if network is not None else b"",
             row_bytes=network.row_bytes if network is not None else 0,
             row_dtype=network.row_dtype if network is not None else "uint8",
             interval=self._options.interval,
-            wants_images=always or fps > 0,
-            image_interval_s=0.0 if always or not fps else 1.0 / fps,
+            wants_images=interval_s is not None,
+            image_interval_s=interval_s or 0.0,
         )
 
     def _present(self) -> tuple[StreamPipeline, ...]:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import structlog
 
@@ -34,8 +35,14 @@ _ADVICE = {SourceState.PAUSED: "resume it first"} | dict.fromkeys(
 class SmartRecorder:
     """Starts and ends recordings; writes to disk in its own thread. Thread-safe. Raises SinkFailed if unwritable."""
 
-    def __init__(self, options: RecordOptions, metrics: VideoMetrics) -> None:
-        self._options, self._metrics = options, metrics
+    def __init__(
+        self,
+        options: RecordOptions,
+        metrics: VideoMetrics,
+        on_added: Callable[[FinishedRecording], None] = lambda _: None,
+    ) -> None:
+        """on_added: called with each finished recording; must not wait."""
+        self._options, self._metrics, self._on_added = options, metrics, on_added
         self._policy = RecordPolicy(options)
         self._folder = RecordingsFolder(options)
         self._lock = threading.Lock()
@@ -165,6 +172,7 @@ class SmartRecorder:
     def _add(self, recording: FinishedRecording) -> None:
         with self._lock:
             running = self._policy.running_paths()
+        self._on_added(recording)
         try:
             self._folder.add(recording, time.monotonic(), running=running)
         except SinkFailed as failure:

@@ -50,6 +50,7 @@ class Results:
 
     def __init__(self, parts: ResultsParts) -> None:
         self._parts = parts
+        self._has_snapshots = any(outlet.options.has_snapshots for outlet in parts.outlets)
         self._stop = threading.Event()
         self._turned_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="results", daemon=True)
@@ -110,10 +111,11 @@ class Results:
             way.analytics = way.next_analytics.pop()
         detections, classes = self._seen(outcome, frame)
         tracks = way.tracker.coast(frame) if detections is None else way.tracker.update(frame, detections)
+        analytics = way.analytics.observe(frame, tracks)
         result = FrameResult(
-            frame=self._with_own_image(frame),
+            frame=self._with_own_image(frame, has_events=bool(analytics.events)),
             tracks=tracks,
-            analytics=way.analytics.observe(frame, tracks),
+            analytics=analytics,
             labels=self._parts.network.labels if self._parts.network is not None else (),
             skeleton=self._parts.network.skeleton if self._parts.network is not None else (),
             classes=classes,
@@ -125,11 +127,12 @@ class Results:
         else:
             self._parts.secondaries.look(way, result, frame.image)
 
-    def _with_own_image(self, frame: Frame) -> Frame:
-        """The frame with a copy of its picture, which outlives the ring's slot, or without it if no sink draws."""
+    def _with_own_image(self, frame: Frame, *, has_events: bool) -> Frame:
+        """The frame with a copy of its picture, which outlives the ring's slot, or without it if no sink uses it."""
         if frame.image is None:
             return frame
-        return replace(frame, image=frame.image.copy() if self._parts.is_drawn(frame.source_id) else None)
+        is_used = (has_events and self._has_snapshots) or self._parts.is_drawn(frame.source_id)
+        return replace(frame, image=frame.image.copy() if is_used else None)
 
     def _seen(self, outcome: FrameOutcome, frame: Frame) -> tuple[Detections | None, tuple[ClassScore, ...]]:
         """Detections (None if not inferred or failed), and classes of the whole picture."""
@@ -159,8 +162,7 @@ class Results:
             self._parts.metrics.event(way.source_id, event.kind)
         may_wait = way.policy is DropPolicy.BLOCK and not self._parts.dispatcher.has_cameras
         for outlet in self._parts.outlets:
-            if outlet.options.shows(whole):
-                outlet.put(whole if outlet.options.draws else bare, may_wait=may_wait)
+            outlet.emit(whole, bare, may_wait=may_wait)
         if self._parts.on_result is not None:
             self._parts.on_result(bare)
 

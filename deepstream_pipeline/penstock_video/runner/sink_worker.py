@@ -125,13 +125,17 @@ PICTURES_BYTES = 128 << 20  # limit of pictures and masks waiting for one sink: 
 @dataclass(frozen=True, slots=True)
 class SinkWorkerOptions:
     """capacity: maximum waiting results. draws: the sink uses pictures; always_draws: of all frames. has_spool: the
-    sink has its own queue and thread, and is called directly, because its `write` never waits."""
+    sink has its own queue and thread, and is called directly, because its `write` never waits. has_snapshots: it uses
+    the pictures of frames with events. sample_s: it gets frames without events at most once in this time of the
+    source's video; 0 for all."""
 
     name: str
     capacity: int
     draws: bool = False
     always_draws: bool = False
     has_spool: bool = False
+    has_snapshots: bool = False
+    sample_s: float = 0.0
 
     def shows(self, result: FrameResult) -> bool:
         """Whether the sink uses the frame. Previews skip frames without a picture, since a wake-up costs 0.5 ms."""
@@ -151,6 +155,8 @@ class SinkWorker:
         self._channel: Channel[FrameResult | str] = Channel(
             options.capacity, max_wait_s=max_wait_s, size_of=_picture_bytes, capacity_bytes=PICTURES_BYTES
         )
+        self._idle: Callable[[], None] | None = getattr(sink, "idle", None) if not options.has_spool else None
+        self._sampled_s: dict[str, float] = {}
         self._counted_drops = 0
         self._tell_at = 0.0
         self._is_started = self._is_ended = False
@@ -178,8 +184,18 @@ class SinkWorker:
         is_counted = self.lost > 0 or not self.options.has_spool
         return f"{self.options.name} failed: {self.failure}" + (f" ({self.lost} results lost)" if is_counted else "")
 
+    def emit(self, whole: FrameResult, bare: FrameResult, *, may_wait: bool) -> None:
+        """Queues what the sink uses of a result. bare: without its picture. Called by one thread."""
+        options, frame = self.options, whole.frame
+        if not options.shows(whole) or (options.sample_s and not self._is_due(bare)):
+            return
+        takes_picture = options.draws or (options.has_snapshots and self._has_room_for_snapshot(whole))
+        self.put(whole if takes_picture and frame.image is not None else bare, may_wait=may_wait)
+
     def put(self, item: FrameResult | str, *, may_wait: bool) -> None:
         """Queues a result, or a source's ID for its end, which is never dropped. may_wait: at most SINK_TIMEOUT_S."""
+        if isinstance(item, str):
+            self._sampled_s.pop(item, None)
         if self.options.has_spool and not self._is_ended:
             self._guarded(item)
             return
@@ -201,11 +217,27 @@ class SinkWorker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _is_due(self, result: FrameResult) -> bool:
+        """Whether a sink that samples gets this frame."""
+        frame = result.frame
+        last_s = self._sampled_s.get(frame.source_id)
+        is_due = last_s is None or not 0 <= frame.pts_s - last_s < self.options.sample_s
+        if is_due:
+            self._sampled_s[frame.source_id] = frame.pts_s
+        return is_due or bool(result.analytics.events)
+
+    def _has_room_for_snapshot(self, result: FrameResult) -> bool:
+        """Pictures take at most half of the queue's bytes, so that no event is dropped for them."""
+        is_event = bool(result.analytics.events)
+        return is_event and self._channel.size_bytes + _picture_bytes(result) <= PICTURES_BYTES // 2
+
     def _run(self) -> None:
         while not self._channel.is_over:
             item = self._channel.take(LOOK_S)
             if item is not None:
                 self._guarded(item)
+            elif self._idle is not None:
+                self._attempt(self._idle)
             self._tell_depth()
         self._attempt(self._sink.close)
 

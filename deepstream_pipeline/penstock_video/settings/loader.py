@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -14,6 +14,7 @@ import yaml
 from penstock_video.decode.uri import is_live
 from penstock_video.interfaces import Extension
 from penstock_video.settings.document import SettingsFaults, Variables, choices, did_you_mean, read_document, shown
+from penstock_video.settings.events import EventFlags, event_options
 from penstock_video.settings.models import (
     MODEL_FORM,
     MODEL_PATTERN,
@@ -82,6 +83,7 @@ class Flags:
     is_loop: bool = False
     is_realtime: bool = False
     decoder: DecoderKind | None = None
+    events: EventFlags = field(default_factory=EventFlags)
 
 
 def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:
@@ -231,6 +233,7 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         shard=shard,
         elsewhere=len(sources) - len(mine),
         out=flags.out,
+        events=event_options(root.section("events"), flags.events, flags.out, around.environ, has_api=api.is_enabled),
     )
 
 

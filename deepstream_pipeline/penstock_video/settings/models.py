@@ -18,6 +18,7 @@ from penstock_video.mux import MuxOptions
 from penstock_video.settings.section import Plain
 from penstock_video.sinks.osd import OsdOptions
 from penstock_video.source_ids import ALONE, Shard
+from penstock_video.store.options import EventsOptions
 from penstock_video.track.registry import TrackerOptions
 from penstock_video.types import SourceConfig
 
@@ -206,7 +207,8 @@ class GpuSettings:
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
     """All settings of `penstock video run`. sources: of this replica. elsewhere: number of sources of other replicas.
-    analytics: for sources without their own section. osd: what is drawn. out: the output folder."""
+    analytics: for sources without their own section. osd: what is drawn. out: the output folder. events: the event
+    store, with its folder; None without one."""
 
     sources: tuple[SourceSettings, ...]
     primary: PrimarySettings
@@ -222,6 +224,7 @@ class VideoSettings:
     shard: Shard = ALONE
     elsewhere: int = 0
     out: Path | None = None
+    events: EventsOptions | None = None
 
     def rules_section(self, source: SourceSettings) -> object | None:
         """The analytics section of the source, as plain values for rules_from."""

@@ -13,7 +13,7 @@ from tests.deepstream_pipeline.settings.reading import faults
 from tests.support.stack import CHECKOUT
 
 PAGE = (CHECKOUT / "deepstream_pipeline" / "penstock_video" / "settings" / "SETTINGS.md").read_text()
-SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api", "gpu")
+SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api", "events", "gpu")
 NO_KEY = "zzzzzzzz"
 
 

@@ -1,0 +1,1 @@
+"""The event store: events with snapshots, tracks, occupancy and positions, in a bounded SQLite database."""
