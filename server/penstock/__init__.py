@@ -13,13 +13,15 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 TYPE_CHECKING = False  # typing's, whose import takes time
 if TYPE_CHECKING:
-    from penstock.client import AsyncClient as AsyncClient
-    from penstock.client import Client as Client
+    from penstock.client.aio import AsyncClient as AsyncClient
+    from penstock.client.client import Client as Client
+
+_CLIENTS = {"AsyncClient": "penstock.client.aio", "Client": "penstock.client.client"}
 
 
 def __getattr__(name: str) -> object:
-    if name in ("AsyncClient", "Client"):
+    if name in _CLIENTS:
         from importlib import import_module
 
-        return getattr(import_module("penstock.client"), name)
+        return getattr(import_module(_CLIENTS[name]), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

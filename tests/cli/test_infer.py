@@ -295,7 +295,7 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
         (
             200,
             json.dumps({"model_name": "a", "model_version": "1", "results": [], "timings_ms": {}, "batch_size": 1}),
-            "without a result",
+            "its answer has no result",
         ),
     ],
 )

@@ -16,9 +16,10 @@ from penstock.cli import check as model_check
 from penstock.cli import check_result as golden_record
 from penstock.cli import check_result as model_verdict
 from penstock.cli.check_request import GatewayCheckEngine
-from penstock.cli.gateway_client import GatewayAccessDenied, GatewayClient
+from penstock.cli.gateway_client import GatewayClient
 from penstock.models.catalogue import CatalogueEntry
 from penstock.models.onnx_reference import Reference
+from penstock.protocol.errors import PermissionDenied
 from penstock.protocol.inference import InferRequest, tensor_from_numpy
 from tests.cli.conftest import Call, Head, StandIn, jpeg
 from tests.cli.test_models import home, write_model
@@ -154,7 +155,7 @@ def test_check_that_the_gateway_forbids_is_an_access_error(penstock: Call, engin
     save_python()
     engine.refusals["/infer"] = (403, '{"error": "key \'spy\' has not the role infer"}', {})
     tensor = tensor_from_numpy("x", np.zeros((1, 3), np.float32))
-    with pytest.raises(GatewayAccessDenied, match="has not the role infer"):
+    with pytest.raises(PermissionDenied, match="has not the role infer"):
         asyncio.run(GatewayCheckEngine(GatewayClient(engine.url)).infer(InferRequest("m", (tensor,))))
     (row,) = rows_of(penstock, "m", "--url", engine.url)
     assert (row["verdict"], "has not the role infer" in row["reasons"][0]) == ("cannot run", True)

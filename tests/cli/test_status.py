@@ -13,10 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.cli import logs, status
-from penstock.cli.gateway_client import IndexRow
 from penstock.cli.main import build_app
 from penstock.cli.start_page import Situation, model_to_try, start_page
 from penstock.log_file import LogLine
+from penstock.protocol.engine import ModelState
 from penstock.protocol.system_reports import (
     EngineSummary,
     GpuProcess,
@@ -266,6 +266,6 @@ def test_start_page_names_commands_that_exist(situation: Situation) -> None:
 
 def test_model_to_try_is_one_of_the_users() -> None:
     """Not one that ships, nor one that does not serve."""
-    rows = (IndexRow("street", "1", "READY"), IndexRow("mine", "1", "UNAVAILABLE"), IndexRow("ppe", "1", "READY"))
+    rows = (ModelState("street", "1", "READY"), ModelState("mine", "1", "UNAVAILABLE"), ModelState("ppe", "1", "READY"))
     assert model_to_try(rows) == "ppe"
     assert model_to_try(rows[:2]) == ""

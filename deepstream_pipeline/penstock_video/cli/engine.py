@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from penstock.cli.gateway_client import GatewayClient, GatewayError, GatewayUnreachable, settings_or_fail
+from penstock.cli.gateway_client import GatewayClient, settings_or_fail
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import one_line
 from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack, is_bound, running_stacks
 from penstock.gpu.mps.control import PIPE_DIRECTORY, MpsOptions
 from penstock.models.catalogue import read_catalogue
 from penstock.network import host_and_port
+from penstock.protocol.errors import GatewayUnreachable, InferenceError
 from penstock_video.infer.options import EngineAddress, RowMemory
 from penstock_video.settings.models import EngineChoice, EngineSettings, VideoSettings, gateway_fault
 from penstock_video.types import DecoderKind
@@ -144,7 +145,7 @@ def require_models(gateway: GatewayClient, models: Sequence[str]) -> None:
         raise EngineUnavailable(
             f"nothing answers at {gateway.url}: start it there with `penstock up`, or give its address with --url"
         ) from error
-    except GatewayError as error:
+    except InferenceError as error:
         raise EngineUnavailable(str(error)) from error
     ready = {row.name for row in rows if row.state == "READY"}
     reasons = {row.name: row.reason for row in rows}

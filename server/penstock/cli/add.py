@@ -15,8 +15,6 @@ from penstock.cli.gateway_client import (
     DEFAULT_HTTP_PORT,
     ApiKey,
     GatewayClient,
-    GatewayError,
-    GatewayUnreachable,
     Url,
     gateway_of,
     settings_or_fail,
@@ -29,7 +27,7 @@ from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
 from penstock.models.model_folder import is_disk_full, repository_of
-from penstock.protocol.errors import InferenceError
+from penstock.protocol.errors import GatewayUnreachable, InferenceError
 from penstock.protocol.model_addition import AddFailure, ModelAdded, OpenQuestion
 
 if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group do not need
@@ -124,7 +122,7 @@ def remove(
         print_failure(f"no gateway runs at {gateway.url}: if one elsewhere serves {name}, give its --url")
     except CatalogueError as error:
         fail(str(error), code=1)
-    except GatewayError as error:
+    except InferenceError as error:
         print_failure(f"{name} is not unloaded at {gateway.url}: {error}")
     try:
         typer.echo(f"removed {remove_model(name, home=settings.home_path)}")
@@ -239,7 +237,7 @@ def _load(name: str, gateway: GatewayClient | None, settings: Settings) -> tuple
         gateway.load(name)
     except GatewayUnreachable:
         return f"no gateway runs at {gateway.url}: it will be loaded at the next `penstock up`", True
-    except GatewayError as error:
+    except InferenceError as error:
         return f"the gateway at {gateway.url} did not load it: {load_failure(name, str(error), settings)}", False
     return f"loaded at {gateway.url}", True
 

@@ -9,22 +9,14 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.gateway_client import (
-    ApiKey,
-    GatewayAccessDenied,
-    GatewayClient,
-    GatewayError,
-    Url,
-    gateway_of,
-    settings_or_fail,
-)
+from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, gateway_of, settings_or_fail
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable, table_console
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, InstalledModel, read_catalogue
 from penstock.models.model_folder import repository_of
-from penstock.protocol.errors import InferenceError
+from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:  # they import ONNX Runtime, which `penstock models list` need not
     from penstock.cli.check_request import CheckContext
@@ -115,8 +107,8 @@ def _check_context(gateway: GatewayClient, shapes: dict[str, tuple[int, ...]], *
 
     try:
         return CheckContext(gateway, gateway.repository_index(), shapes, is_chosen=is_chosen)
-    except GatewayError as error:
-        remedy = f" ({KEY_WANTED})" if isinstance(error, GatewayAccessDenied) else ""
+    except InferenceError as error:
+        remedy = f" ({KEY_WANTED})" if isinstance(error, PermissionDenied | Unauthenticated) else ""
         if is_chosen:
             fail(f"no model was checked, since {error}{remedy}", code=1)
         print_failure(f"models are checked in this process, since {error}{remedy}")
@@ -144,7 +136,7 @@ async def _record(model: InstalledModel, around: "CheckContext") -> None:
 
     try:
         path = await record_golden(model, around)
-    except (ModelCannotRun, CatalogueError, GatewayError, InferenceError, NotCheckable) as error:
+    except (ModelCannotRun, CatalogueError, InferenceError, NotCheckable) as error:
         fail(f"{model.name} is not recorded: {error}", code=1)
     typer.echo(f"recorded {path}", err=True)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.cli.gateway_client import GatewayClient, IndexRow
+from penstock.cli.gateway_client import GatewayClient
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.gateway.batching.merging import merge_rows
 from penstock.models.check.compare import classes_in
@@ -28,7 +28,7 @@ from penstock.models.check.golden import (
     pixel_range,
 )
 from penstock.models.check.model_files import ModelFiles
-from penstock.protocol.engine import ModelMetadata
+from penstock.protocol.engine import ModelMetadata, ModelState
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.image_answer import ImageResult
 from penstock.protocol.inference import InferRequest, Tensor
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class GatewayCheckEngine:
-    """The running gateway: REST, decoders, engine, parser. Loads and unloads nothing. Calls raise GatewayError."""
+    """The running gateway: REST, decoders, engine, parser. Loads and unloads nothing. Calls raise InferenceError."""
 
     name = "gateway"
 
@@ -145,7 +145,7 @@ class CheckContext:
     """
 
     gateway: GatewayClient
-    index: Sequence[IndexRow] | None
+    index: Sequence[ModelState] | None
     shapes: Shapes
     is_chosen: bool = False
 
@@ -208,7 +208,7 @@ async def run_check_inference(
 ) -> CheckResponse | None:
     """The response to golden.json's inputs or to generated ones; None if only golden.json's picture can be checked.
 
-    is_named: the user named this model, so one of the shapes must be of one of its inputs. Raises GatewayError or
+    is_named: the user named this model, so one of the shapes must be of one of its inputs. Raises InferenceError or
     InferenceError, and ShapeUnknown or GoldenError for inputs that cannot be generated.
     """
     metadata = await engine.model_metadata(files.folder.name)

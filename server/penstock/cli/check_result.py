@@ -23,7 +23,6 @@ from penstock.cli.check_request import (
     patterns_for,
     run_check_inference,
 )
-from penstock.cli.gateway_client import GatewayError
 from penstock.cli.model_list import in_short
 from penstock.models.catalogue import InstalledModel
 from penstock.models.check.compare import (
@@ -119,7 +118,7 @@ async def _verdict(subject: CheckTarget, context: CheckContext, row: CheckRow) -
     """A model that cannot be checked has failed if the user named it, and has no verdict in a check of all models."""
     try:
         await _check(subject, context, row)
-    except (ModelCannotRun, GoldenError, GatewayError, InferenceError) as error:
+    except (ModelCannotRun, GoldenError, InferenceError) as error:
         row.reasons.append(str(error))
         is_elsewhere = isinstance(error, ShapeUnknown) and not subject.is_named
         return CheckVerdict.NOT_JUDGED if is_elsewhere and len(row.reasons) == 1 else CheckVerdict.CANNOT_RUN

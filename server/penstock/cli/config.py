@@ -8,10 +8,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.gateway_client import ApiKey, GatewayError, GatewayUnreachable, Url, gateway_of
+from penstock.cli.gateway_client import ApiKey, Url, gateway_of
 from penstock.cli.terminal import fail, one_line, print_failure, print_json, table_console
 from penstock.gateway.settings_report import setting_rows
 from penstock.gateway.settings_sources import SettingsError, read_settings, settings_origins
+from penstock.protocol.errors import GatewayUnreachable, InferenceError
 from penstock.protocol.system_reports import SettingReport, SettingsReport
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -59,7 +60,7 @@ def _in_force(url: str | None, api_key: str) -> list[SettingReport]:
             fail(str(error), code=1)
         print_failure(f"nothing answers at {gateway.url}: these are the settings that `penstock up` would use")
         return _of_file(None)
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.gateway_client import API_KEY_VARIABLE, GatewayClient, GatewayError, GatewayUnreachable, local_url
+from penstock.cli.gateway_client import API_KEY_VARIABLE, GatewayClient, local_url
 from penstock.cli.model_list import in_short
 from penstock.cli.terminal import one_line
 from penstock.doctor import finding as configuration
@@ -23,6 +23,7 @@ from penstock.engines.triton.runtime import default_environment
 from penstock.engines.watch import NOT_LOADED, UNLOADED
 from penstock.gateway.settings import PREFIX, Settings
 from penstock.gateway.settings_sources import OTHER_VARIABLES, SettingsError, read_settings
+from penstock.protocol.errors import GatewayUnreachable, InferenceError
 
 STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
@@ -96,7 +97,7 @@ def model_findings(gateway: GatewayClient) -> list[Finding]:
         index = gateway.repository_index()
     except GatewayUnreachable:
         return []
-    except GatewayError as error:
+    except InferenceError as error:
         return [Finding("models.index", Severity.NOTE, f"which models are served is not known: {error}")]
     reasons = {
         row.name: in_short(row.reason)

@@ -17,19 +17,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.drawn_result import CannotDraw, draw_file, mask_area
-from penstock.cli.gateway_client import (
-    ApiKey,
-    GatewayClient,
-    GatewayError,
-    GatewayModelNotFound,
-    GatewayUnreachable,
-    Url,
-    gateway_of,
-)
+from penstock.cli.gateway_client import LIST_HINT, ApiKey, GatewayClient, Url, gateway_of
 from penstock.cli.model_list import in_short
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import GatewayUnreachable, InferenceError, ModelNotFound
 from penstock.protocol.image_answer import (
     ClassArea,
     Detection,
@@ -214,7 +206,7 @@ class _InferCommand:
     with_explanation: bool
 
     def ask(self, data: bytes) -> ImageAnswer:
-        """Raises GatewayError, with the reason where the engine has the model but does not serve it."""
+        """Raises InferenceError, with the reason where the engine has the model but does not serve it."""
         kind = content_type_of(data)
         try:
             return self.gateway.infer_image(
@@ -225,11 +217,11 @@ class _InferCommand:
                 with_explanation=self.with_explanation,
                 query=self.query,
             )
-        except GatewayModelNotFound as error:
-            reason = self._why_not_served()
-            if reason == in_short(error.refusal):  # the refusal states the reason already
-                raise GatewayError(reason) from error
-            raise (GatewayError(f"{error.refusal}: {reason}") if reason else error) from error
+        except ModelNotFound as error:
+            reason, refusal = self._why_not_served(), error.message.removesuffix(LIST_HINT)
+            if reason == in_short(refusal):  # the refusal states the reason already
+                raise InferenceError(reason) from error
+            raise (InferenceError(f"{refusal}: {reason}") if reason else error) from error
 
     @cached_property
     def skeleton(self) -> tuple[tuple[int, int], ...]:
@@ -237,12 +229,12 @@ class _InferCommand:
         try:
             parameters = Parameters(self.model_name, self.gateway.model_parameters(self.model_name))
             return parameters.pairs("skeleton", below=MAX_KEYPOINTS)
-        except (GatewayError, InvalidRequest):
+        except InferenceError:
             return ()
 
     def _why_not_served(self) -> str:
         """The reason in the repository index; empty if there is none."""
-        with suppress(GatewayError):
+        with suppress(InferenceError):
             index = self.gateway.repository_index()
             reasons = dict.fromkeys(row.reason for row in index if row.name == self.model_name and row.reason)
             return in_short("; ".join(reasons))
@@ -292,7 +284,7 @@ def _one(question: _InferCommand, picture: Path, target: Path | None, report: Re
             report.drawn(target)
     except GatewayUnreachable as error:
         fail(str(error), code=1)
-    except GatewayError as error:
+    except InferenceError as error:
         report.failure(picture, f"{picture}: {error}")
     except OSError as error:
         report.failure(picture, f"{picture} cannot be read ({error.strerror}): check its permissions")

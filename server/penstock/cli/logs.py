@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, gateway_of
+from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, gateway_of
 from penstock.cli.terminal import fail, one_line, print_failure, print_json, stoppable
 from penstock.log_file import LEVELS, LogLine
+from penstock.protocol.errors import InferenceError
 from penstock.protocol.system_reports import LogReport
 
 POLL_S = 1.0
@@ -39,7 +40,7 @@ def logs(
     query = {"level": level} | ({"text": text} if text else {})
     try:
         page = _page(gateway, query | {"limit": str(limit)} | ({"since": since} if since else {}))
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
     console = Console(highlight=False)
     _show(page, console, as_json=as_json)
@@ -59,7 +60,7 @@ def _follow(gateway: GatewayClient, query: dict[str, str], at: str, console: Con
         time.sleep(POLL_S)
         try:
             page = _page(gateway, query | {"after": at, "limit": "1000"})
-        except GatewayError as error:
+        except InferenceError as error:
             if not is_gone:
                 print_failure(f"{error}; waiting")
             is_gone = True

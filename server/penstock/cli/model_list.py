@@ -11,7 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.gateway_client import GatewayClient, GatewayError, GatewayUnreachable, IndexRow
+from penstock.cli.gateway_client import GatewayClient
 from penstock.cli.terminal import fail, one_line
 from penstock.gateway.batching.options import DeclaredOptions
 from penstock.gateway.settings import SHIPPED_MODELS, Settings
@@ -25,6 +25,8 @@ from penstock.models.catalogue import (
     scan,
 )
 from penstock.protocol.batch_reports import ModelBatchReport
+from penstock.protocol.engine import ModelState
+from penstock.protocol.errors import GatewayUnreachable, InferenceError
 from penstock.protocol.inference import BatchOwner
 
 NOT_LOADED = "not loaded"
@@ -63,7 +65,7 @@ def model_rows(
     installed: Sequence[InstalledModel],
     home_repository: Path,
     catalogue: Mapping[str, CatalogueEntry],
-    index: Sequence[IndexRow] | None,
+    index: Sequence[ModelState] | None,
     is_batching: bool = True,
     batches: Mapping[str, ModelBatchReport] | None = None,
 ) -> list[ModelRow]:
@@ -122,9 +124,9 @@ def in_short(reason: str) -> str:
 class _ModelStates:
     """The gateway's index, by model."""
 
-    def __init__(self, index: Sequence[IndexRow] | None) -> None:
+    def __init__(self, index: Sequence[ModelState] | None) -> None:
         self._is_known = index is not None
-        self._rows: dict[str, list[IndexRow]] = {}
+        self._rows: dict[str, list[ModelState]] = {}
         for row in index or ():
             self._rows.setdefault(row.name, []).append(row)
 
@@ -235,14 +237,14 @@ def unknown_model(name: str, known: Iterable[str], where: str, *, url: str = "")
 
 
 def load_where_one_runs(name: str, gateway: GatewayClient, settings: Settings) -> str:
-    """Into the running gateway, where there is one; what became of it. Raises GatewayError where that failed."""
+    """Into the running gateway, where there is one; what became of it. Raises InferenceError where that failed."""
     try:
         gateway.load(name)
     except GatewayUnreachable:
         return f"no gateway runs at {gateway.url}: {name} will be loaded at the next `penstock up`"
-    except GatewayError as error:
+    except InferenceError as error:
         why = load_failure(name, str(error), settings)
-        raise GatewayError(f"{name} is in place, but the gateway at {gateway.url} did not load it: {why}") from error
+        raise InferenceError(f"{name} is in place, but the gateway at {gateway.url} did not load it: {why}") from error
     return f"{name} is loaded at {gateway.url}: penstock infer {name} photo.jpg"
 
 

@@ -13,17 +13,7 @@ from rich.text import Text
 
 from penstock.cli.add import add, remove
 from penstock.cli.check import check
-from penstock.cli.gateway_client import (
-    EMBEDDED_ENGINE,
-    ApiKey,
-    GatewayAccessDenied,
-    GatewayClient,
-    GatewayError,
-    IndexRow,
-    Url,
-    gateway_of,
-    settings_or_fail,
-)
+from penstock.cli.gateway_client import EMBEDDED_ENGINE, ApiKey, GatewayClient, Url, gateway_of, settings_or_fail
 from penstock.cli.inspect import inspect
 from penstock.cli.model_list import (
     UNTRIED_TEXT,
@@ -43,6 +33,8 @@ from penstock.models.model_folder import repository_of
 from penstock.models.pull import MODEL_FILE, Pulled
 from penstock.models.pull import pull as pull_model
 from penstock.protocol.batch_reports import BatchesOfRows, FitReport, ModelBatchReport, OptionsReport, QueueReport
+from penstock.protocol.engine import ModelState
+from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
 from penstock.protocol.inference import BatchOwner, CloseReason
 
 BAR_COLUMNS, LABEL_COLUMNS = 40, 8
@@ -66,7 +58,7 @@ def explain(
     """
     try:
         page = gateway_of(url, api_key).explain_model(name)
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
     if as_json:
         print_json(page)
@@ -236,7 +228,7 @@ def pull(
         )
     try:
         typer.echo(load_where_one_runs(name, gateway_of(url, api_key), settings))
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
 
 
@@ -246,7 +238,7 @@ def load(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     gateway = gateway_of(url, api_key)
     try:
         gateway.load(name)
-    except GatewayError as error:
+    except InferenceError as error:
         fail(load_failure(name, str(error), settings_or_fail()), code=1)
     typer.echo(f"{name} is loaded at {gateway.url}")
 
@@ -260,7 +252,7 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
         if known is not None and name not in known:
             fail(unknown_model(name, known, f"at {gateway.url}", url=gateway.url), code=1)
         gateway.unload(name)
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
     typer.echo(f"{name} is unloaded at {gateway.url}")
 
@@ -277,23 +269,23 @@ def _known_models(gateway: GatewayClient) -> set[str] | None:
     """Names in the repository index; None if the client may not read it (role `read`)."""
     try:
         return {row.name for row in gateway.repository_index()}
-    except GatewayAccessDenied:
+    except (PermissionDenied, Unauthenticated):
         return None
 
 
-def _index(gateway: GatewayClient) -> tuple[IndexRow, ...] | None:
+def _index(gateway: GatewayClient) -> tuple[ModelState, ...] | None:
     """The gateway's index; None, with a message on standard error, if no gateway answers."""
     try:
         return gateway.repository_index()
-    except GatewayError as error:
+    except InferenceError as error:
         typer.echo(f"penstock: states are not known: {error}", err=True)
         return None
 
 
-def _explained(gateway: GatewayClient, index: Sequence[IndexRow]) -> dict[str, ModelBatchReport]:
+def _explained(gateway: GatewayClient, index: Sequence[ModelState]) -> dict[str, ModelBatchReport]:
     """How batches of served models are formed, by model; empty if the server does not report it."""
     pages = {}
-    with contextlib.suppress(GatewayError):
+    with contextlib.suppress(InferenceError):
         for name in {row.name for row in index if row.state == "READY"}:
             pages[name] = gateway.explain_model(name)
     return pages
@@ -303,7 +295,7 @@ def _is_batching(gateway: GatewayClient) -> bool:
     """Whether the engine forms batches for models with dynamic batching; the embedded one does not."""
     try:
         return gateway.engine().name != EMBEDDED_ENGINE
-    except GatewayError as error:
+    except InferenceError as error:
         typer.echo(f"penstock: who forms batches is as under Triton: the engine's name is not known: {error}", err=True)
         return True
 

@@ -12,13 +12,14 @@ from rich.markup import escape
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, gateway_of, settings_or_fail
+from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, gateway_of, settings_or_fail
 from penstock.cli.model_list import installed_models, load_where_one_runs, unknown_model
 from penstock.cli.pictures import NoPictures, pictures_of
 from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
 from penstock.gateway.settings import Settings
 from penstock.models.catalogue import InstalledModel
 from penstock.models.model_folder import disk_sentence, new_model_folder, repository_of
+from penstock.protocol.errors import InferenceError
 
 if TYPE_CHECKING:
     from penstock.models.optimize.profile import Fusion, SpeedComparison
@@ -252,5 +253,5 @@ def _load(name: str, gateway: GatewayClient, settings: Settings) -> tuple[str, b
     """(a sentence on its state in the running gateway, whether that is a failure)."""
     try:
         return load_where_one_runs(name, gateway, settings), False
-    except GatewayError as error:
+    except InferenceError as error:
         return str(error), True

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, gateway_of
+from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, gateway_of
 from penstock.cli.terminal import fail, print_json, progress_bar, stoppable, table_console
 from penstock.planning.comparison import (
     ContenderResult,
@@ -35,6 +35,7 @@ from penstock.planning.comparison import (
 from penstock.planning.policies import Contender, PolicyProblem
 from penstock.planning.profile import ProfileError, find_profile, linear_profile
 from penstock.planning.simulation import PATTERNS, EngineModel
+from penstock.protocol.errors import InferenceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def engine_of_model(name: str, gateway: GatewayClient, *, instances: int | None,
     """As a running gateway knows the model's calls by now. Ends the command where it does not."""
     try:
         page = gateway.explain_model(name)
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
     fit, options = page.fit, page.options
     if fit is None:

@@ -4,18 +4,12 @@ import os
 import sys
 from enum import Enum
 
-from penstock.cli.gateway_client import (
-    API_KEY_VARIABLE,
-    GATEWAY_VARIABLE,
-    GatewayClient,
-    GatewayError,
-    GatewayUnreachable,
-    IndexRow,
-    local_url,
-)
+from penstock.cli.gateway_client import API_KEY_VARIABLE, GATEWAY_VARIABLE, GatewayClient, local_url
 from penstock.cli.terminal import one_line
 from penstock.gateway.settings import SHIPPED_MODELS
 from penstock.gateway.settings_sources import SettingsError, read_settings
+from penstock.protocol.engine import ModelState
+from penstock.protocol.errors import GatewayUnreachable, InferenceError
 
 Commands = tuple[tuple[str, str], ...]
 
@@ -67,7 +61,7 @@ def _look() -> tuple[Situation, dict[str, str]]:
         index = GatewayClient(url, os.environ.get(API_KEY_VARIABLE, "")).repository_index()
     except GatewayUnreachable:
         return Situation.NOTHING, {}
-    except GatewayError as error:
+    except InferenceError as error:
         return Situation.REFUSED, {"url": url, "reason": str(error)}
     except SettingsError as error:
         return Situation.INVALID, {"reason": str(error)}
@@ -75,7 +69,7 @@ def _look() -> tuple[Situation, dict[str, str]]:
     return (Situation.RUNNING if model else Situation.NO_MODELS), {"url": url, "model": model}
 
 
-def model_to_try(index: tuple[IndexRow, ...]) -> str:
+def model_to_try(index: tuple[ModelState, ...]) -> str:
     """A model of the user's that serves; empty if only shipped ones do."""
     shipped = {path.name for path in SHIPPED_MODELS.iterdir()}
     return next((row.name for row in index if row.state == "READY" and row.name not in shipped), "")

@@ -13,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.gateway_client import ApiKey, GatewayClient, GatewayError, Url, VideoUrl, gateway_of
+from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, VideoUrl, gateway_of
 from penstock.cli.terminal import fail, one_line, print_failure, print_json, stoppable
 from penstock.log_file import LogLine
+from penstock.protocol.errors import InferenceError
 from penstock.protocol.system_reports import GpuSummary, ModelQueue, ModelSummary, ProcessUsage, SystemReport
 
 VIDEO_TIMEOUT_S = 1.0
@@ -62,7 +63,7 @@ def status(
             _watch(gateway, video, as_json=as_json)
     try:
         report = gateway.read("/v1/system", SystemReport)
-    except GatewayError as error:
+    except InferenceError as error:
         fail(str(error), code=1)
     streams = _streams(video)
     if as_json:
@@ -85,7 +86,7 @@ def _watch(gateway: GatewayClient, video: GatewayClient, *, as_json: bool) -> No
                 else:
                     live.update(screen(report, gateway.url, _streams(video), before), refresh=True)
                 before = {process.pid: process for process in report.processes}
-            except GatewayError as error:
+            except InferenceError as error:
                 if as_json:
                     print_failure(str(error))
                 else:
@@ -95,7 +96,7 @@ def _watch(gateway: GatewayClient, video: GatewayClient, *, as_json: bool) -> No
 
 def _streams(video: GatewayClient) -> list[StreamSummary] | None:
     """Streams of the video program; None if none answers."""
-    with suppress(GatewayError):
+    with suppress(InferenceError):
         return video.read("/v1/streams", StreamList, VIDEO_TIMEOUT_S).streams
     return None
 

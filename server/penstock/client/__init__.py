@@ -1,7 +1,8 @@
-"""The Python client of a gateway: `from penstock import Client, AsyncClient`. Guide: docs/python-client.md."""
+"""The Python client of a gateway: `from penstock import Client, AsyncClient`; here are its results.
 
-from penstock.client.aio import AsyncClient
-from penstock.client.client import Client
+The guide is docs/python-client.md.
+"""
+
 from penstock.client.drawings import Drawing
 from penstock.client.results import (
     ClassificationResult,
@@ -14,9 +15,7 @@ from penstock.client.results import (
 )
 
 __all__ = [
-    "AsyncClient",
     "ClassificationResult",
-    "Client",
     "DepthResult",
     "DetectionResult",
     "Drawing",

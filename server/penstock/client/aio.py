@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
 from penstock.client import deadlines, operations
 from penstock.client.aio_transport import AioTransport
-from penstock.client.client import CONCURRENCY, FRAMES_IN_FLIGHT
 from penstock.client.exchange import Exchange
 from penstock.client.operations import EngineVersion, Health, InferOptions, Operation
-from penstock.client.options import MAX_ANSWER_BYTES, Protocol, read_options
+from penstock.client.options import CONCURRENCY, FRAMES_IN_FLIGHT, MAX_ANSWER_BYTES, Protocol, read_options
 from penstock.client.pictures import ImageSource, is_several
 from penstock.client.replies import value_of_reply
 from penstock.client.results import Result

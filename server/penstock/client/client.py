@@ -14,7 +14,7 @@ from penstock.client import deadlines, operations
 from penstock.client.exchange import Exchange
 from penstock.client.http_transport import HttpTransport
 from penstock.client.operations import EngineVersion, Health, InferOptions, Operation
-from penstock.client.options import MAX_ANSWER_BYTES, Protocol, read_options
+from penstock.client.options import CONCURRENCY, FRAMES_IN_FLIGHT, MAX_ANSWER_BYTES, Protocol, read_options
 from penstock.client.pictures import ImageSource, is_several
 from penstock.client.replies import value_of_reply
 from penstock.client.results import Result
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.protocol.batch_reports import ModelBatchReport
     from penstock.protocol.model_addition import ModelAdded
 
-CONCURRENCY, FRAMES_IN_FLIGHT = 8, 4
 S = TypeVar("S")
 T = TypeVar("T")
 

@@ -189,7 +189,7 @@ def repository_index() -> Operation[tuple[ModelState, ...]]:
 
 def model_metadata(model: str, version: str = "") -> Operation[ModelMetadata]:
     """Shapes include the batch dimension; -1 for variable dimensions."""
-    return _page(model_path(model, "", version), ModelMetadata)
+    return page(model_path(model, "", version), ModelMetadata)
 
 
 def model_parameters(model: str) -> Operation[dict[str, str]]:
@@ -201,12 +201,12 @@ def explain_model(model: str) -> "Operation[ModelBatchReport]":
     """How the model's batches are formed, with statistics."""
     from penstock.protocol.batch_reports import ModelBatchReport
 
-    return _page(model_path(model, "explain"), ModelBatchReport)
+    return page(model_path(model, "explain"), ModelBatchReport)
 
 
 def engine_version() -> Operation[EngineVersion]:
     """Name and version of the engine."""
-    return _page("/v2", EngineVersion)
+    return page("/v2", EngineVersion)
 
 
 def health() -> Operation[Health]:
@@ -249,8 +249,9 @@ def _repository_call(model: str, action: str) -> Operation[None]:
     return Operation("POST", target, lambda reply: None, is_idempotent=False, max_wait_s=LOAD_TIMEOUT_S)
 
 
-def _page(target: str, kind: type[T]) -> Operation[T]:
-    return Operation("GET", target, partial(_decoded, kind), max_wait_s=INDEX_TIMEOUT_S)
+def page(target: str, kind: type[T], *, max_wait_s: float = INDEX_TIMEOUT_S) -> Operation[T]:
+    """The JSON answer to a GET."""
+    return Operation("GET", target, partial(_decoded, kind), max_wait_s=max_wait_s)
 
 
 @cache
@@ -323,7 +324,12 @@ class _InferenceBody:
 def _tensors_of_reply(reply: HttpReply) -> tuple[Tensor, ...]:
     length = reply.headers.get(HEADER_LENGTH, "")
     head_bytes = int(length) if length.isascii() and length.isdecimal() else len(reply.body)
-    body: _InferenceBody = _decoder(_InferenceBody).decode(memoryview(reply.body)[:head_bytes])
+    from msgspec import DecodeError
+
+    try:
+        body: _InferenceBody = _decoder(_InferenceBody).decode(memoryview(reply.body)[:head_bytes])
+    except DecodeError as error:
+        raise EngineFailed(f"the answer is not KServe v2's: {error}") from error
     return tuple(_tensors(body.outputs, memoryview(reply.body)[head_bytes:]))
 
 

@@ -11,6 +11,7 @@ from penstock.protocol.errors import InvalidRequest
 URL_VARIABLE, API_KEY_VARIABLE = "PENSTOCK_GATEWAY_URL", "PENSTOCK_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_ANSWER_BYTES = 256 << 20
+CONCURRENCY, FRAMES_IN_FLIGHT = 8, 4  # pictures of a batch, frames of a video
 Protocol = Literal["http", "grpc"]
 
 
