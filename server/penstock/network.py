@@ -37,6 +37,11 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def connectable_host(host: str) -> str:
+    """The address at which this machine reaches a listener on the host: loopback if it listens on all addresses."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can connect to this address; False for names other than localhost."""
     try:

@@ -21,6 +21,8 @@ TABLE = [
     (errors.TooLarge("bad"), 413, None),
     (errors.UnsupportedMedia("bad"), 415, None),
     (errors.NotSupported("bad"), 501, None),
+    (errors.LoadRunNotFound("bad"), 404, None),
+    (errors.Conflict("bad"), 409, None),
     (errors.Unauthenticated("bad"), 401, None),
     (errors.AccessUnavailable("bad", retry_after_s=1.2), 503, "2"),
     (errors.PermissionDenied("bad"), 403, None),

@@ -25,6 +25,7 @@ from penstock_load.cli.output import (
     write_json,
     write_reports,
 )
+from penstock_load.cli.progress import watch_or_fail
 from penstock_load.committed import ResultsError, TargetRow, read_committed, target_rows
 from penstock_load.main import KneeOptions, judged, run_knee
 from penstock_load.measure.compare import compare as compare_runs
@@ -185,6 +186,7 @@ def run(
     seed: flags.Seed = 1,
     commit: flags.Commit = None,
     out: flags.Out = None,
+    progress: flags.Progress = None,
     as_json: flags.AsJson = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -216,7 +218,7 @@ def run(
         commit=flags.commit_or_fail(commit),
         folder=flags.folder_or_fail(out, chosen.name),
     )
-    run_to_its_end(order, rows, as_json=as_json, is_quiet=quiet)
+    run_to_its_end(order, rows, watch_or_fail(progress, is_quiet=quiet), as_json=as_json)
 
 
 app.command("knee", short_help="Find the highest rate that keeps the SLO.")(knee)

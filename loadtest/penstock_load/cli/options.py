@@ -61,6 +61,9 @@ Commit = Annotated[
     str | None,
     typer.Option(help="commit of what is tested, for the history [that of the current folder]", show_default=False),
 ]
+Progress = Annotated[
+    Path | None, typer.Option(help="write the progress to this file, a JSON object a line", dir_okay=False)
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="say nothing while it runs")]
 
 RESULTS = Path("load-results")

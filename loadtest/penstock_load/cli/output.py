@@ -33,7 +33,7 @@ from penstock_load.targets import Target
 from penstock_load.verdict import exit_code
 
 
-def watch_for(*, is_quiet: bool) -> "QuietWatch | LinesWatch | TableWatch":
+def watch_for(*, is_quiet: bool) -> "QuietWatch":
     """The watch that fits standard error."""
     if is_quiet:
         return QuietWatch()
@@ -218,9 +218,9 @@ def _in_short(run: Run) -> dict[str, object]:
 T = TypeVar("T")
 
 
-def run_to_its_end(order: RunOptions, targets: Sequence[Target], *, as_json: bool, is_quiet: bool) -> None:
+def run_to_its_end(order: RunOptions, targets: Sequence[Target], watch: QuietWatch, *, as_json: bool) -> None:
     """Runs, judges, reports, and ends the command with its exit code."""
-    with watch_for(is_quiet=is_quiet) as watch:
+    with watch:
         begin = run_streams if order.scenario.is_video else run_session
         run = composed(order, begin(order, watch), as_json=as_json)
     run = judged(run, targets)

@@ -250,7 +250,10 @@ def _go_first() -> None:
 
     A generator that waits for a core measures itself. Measured at 500/s with three busy programs on two cores, median
     of 8 interleaved rounds: the 99th percentile of lag fell from 17 to 8 ms. What it uses stays the same.
+    A run that was started with a lower priority keeps it.
     """
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        return
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
 

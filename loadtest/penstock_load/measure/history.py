@@ -112,14 +112,14 @@ def _summary_in(folder: Path, headline: Callable[[Run], str]) -> RunSummary | No
 
 
 def last_run(folder: Path, run: Run) -> RunFolder | None:
-    """The newest earlier run beside the folder: same scenario, models and machine; None without one.
+    """The newest earlier run beside the folder: same scenario, models and machine, no complaints; None without one.
 
     Folders that hold no readable run are passed over. Of large records only the rounds' medians are used.
     """
     earlier = [
         found
         for found in _runs(folder.parent)
-        if found.run.began_at < run.began_at and _likeness(found.run) == _likeness(run)
+        if found.run.began_at < run.began_at and not found.run.complaints and _likeness(found.run) == _likeness(run)
     ]
     if not earlier:
         return None

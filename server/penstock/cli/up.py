@@ -79,7 +79,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
     """The exit code. flags: as they were given. Raises SettingsError, CannotStart."""
     for name in ("models", "required_models", "anonymous", "trusted_proxy"):
         flags[name] = tuple(filter(None, flags[name].split(","))) if flags.get(name) is not None else None
-    for name in ("batching", "model_repository", "allowed_host", "cors_origin", "allow_outbound"):
+    for name in ("batching", "model_repository", "allowed_host", "cors_origin", "allow_outbound", "load_target"):
         flags[name] = tuple(flags.get(name) or ()) or None
     settings, origins = read_settings(flags, file=config), settings_origins(flags, file=config)
     configure_logs(settings.log_format, settings.log_level)

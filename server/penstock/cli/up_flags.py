@@ -121,6 +121,10 @@ FLAGS: dict[str, Any] = {
             "requests may contain ONNX models only [off]",
         ),
     ],
+    "load_target": Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="server that admins may load test, besides this one; may be repeated [none]"),
+    ],
     "allow_outbound": Annotated[
         list[str] | None,
         typer.Option(

@@ -16,7 +16,7 @@ from penstock.console.proxy import Upstream
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.listener import HttpListener
 from penstock.logs import get_logger
-from penstock.network import CERTIFICATE_VARIABLE, Sockets, bind_all, client_context
+from penstock.network import CERTIFICATE_VARIABLE, Sockets, bind_all, client_context, connectable_host
 from penstock.port_policy import BrowserPolicy
 from penstock.tls import Certificates, TlsFiles
 
@@ -110,5 +110,5 @@ def _trust(certificate: Path | None) -> Callable[[], ssl.SSLContext]:
 
 
 def _shown(host: str) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = connectable_host(host)
     return f"[{shown}]" if ":" in shown else shown

@@ -18,6 +18,7 @@ from penstock.engines.model_health import KnownModel
 from penstock.engines.replicas import ReplicaState
 from penstock.engines.watch import LOADING, EngineWatch
 from penstock.gateway import composition
+from penstock.gateway.audit import AuditLog
 from penstock.gateway.batching.batch_report import queue_readers
 from penstock.gateway.batching.batcher import BatcherPool, log_and_get_refusal
 from penstock.gateway.batching.options import BatchOptions
@@ -25,6 +26,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
 from penstock.gateway.grpc.status_codes import code_name_of
 from penstock.gateway.image_flow import ImageFlow
+from penstock.gateway.load.service import LoadOptions, LoadTests, OwnAddress
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
@@ -56,7 +58,7 @@ from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, Cou
 from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_part_bytes
 from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
-from penstock.network import Sockets, addresses_of, bind_all
+from penstock.network import Sockets, addresses_of, bind_all, connectable_host, host_and_port
 from penstock.process import MemoryTrimmer
 
 log = get_logger("gateway")
@@ -130,6 +132,7 @@ class Gateway:
             ),
             apart=self.own.names if self.own is not None else tuple,
         )
+        self.load = _load_tests(settings, self.parts.audit, lambda: self.plane.is_stopping)
         self.watch.when_silent(self.core.cut)
         self._read_metrics()
         self.system, self.models = self._reports(plane_parts.images)
@@ -262,6 +265,18 @@ class Gateway:
         return known.name in models if models is not None else not self._settings.engine_is_external
 
 
+def _load_tests(settings: Settings, audit: AuditLog, is_draining: Callable[[], bool]) -> LoadTests:
+    """Load tests against this gateway's ports and the allowed targets."""
+    host, scheme = connectable_host(settings.host), "https" if settings.tls_cert is not None else "http"
+    own = OwnAddress(
+        url=f"{scheme}://{host_and_port(host, settings.http_port)}",
+        grpc=host_and_port(host, settings.grpc_port),
+        metrics_url=f"{scheme}://{host_and_port(host, settings.metrics_port)}/metrics",
+    )
+    options = LoadOptions(settings.home_path, own, settings.load_target)
+    return LoadTests(options, audit=audit, is_draining=is_draining)
+
+
 @dataclass(frozen=True, slots=True)
 class _Listeners:
     """Listeners of a gateway. metrics: for its metrics and the engine's."""
@@ -325,7 +340,7 @@ async def _open_listeners(
     checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
     adder = ModelAdder(gateway.plane, gateway.parts.uploads, AddProcessOptions(allows_code=settings.allow_model_code))
-    services = CoreServices(adder, gateway.system, gateway.models)
+    services = CoreServices(adder, gateway.system, gateway.models, gateway.load)
     app = create_app(gateway.plane, composition.rest_options(settings), gateway.metrics, gate=gate, services=services)
     rest = HttpListener(
         app,
@@ -362,6 +377,7 @@ async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_
     gateway.plane.announce_stop()
     log.info("draining", inflight=gateway.parts.limiter.statistics().requests, delay_s=delay_s)
     await asyncio.sleep(delay_s)
+    await gateway.load.aclose()
     is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s), gateway.core.drain(grace_s)))
     log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
     return is_clean

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.gateway.settings_checks import (
+    checked_load_targets,
     listed,
     networks,
     require_addresses,
@@ -104,6 +105,9 @@ class Settings(BaseSettings):
     decoders: int = Field(0, ge=0, le=256)
     decode_timeout_s: float = Field(5.0, gt=0)
     slab_bytes: int = Field(256 << 20, ge=0, le=64 << 30)  # memory shared with the engine; 0 for none
+
+    # other servers that admins may run load tests against, besides this gateway
+    load_target: Annotated[tuple[str, ...], AfterValidator(checked_load_targets)] = ()
 
     allow_client_shm: bool = False
     allow_model_code: bool = False  # models with code in load requests; repositories are always trusted

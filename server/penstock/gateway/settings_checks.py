@@ -49,6 +49,16 @@ def require_web_addresses(console_url: str, video_url: str) -> None:
         raise ValueError("video_url is empty; leave it out, or give the video program's address, http://host:8010")
 
 
+def checked_load_targets(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """URLs of --load-target without a slash at their end. Raises ValueError."""
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or not _has_host(url) or "@" in url or not url.isprintable():
+            raise ValueError(
+                f"load_target is {url!r}; it looks like http://host:8000 (a key is given with the run, not in the URL)"
+            )
+    return tuple(url.rstrip("/") for url in urls)
+
+
 def require_tracing(endpoint: str) -> None:
     """Raises ValueError for a malformed collector address, one with a password, or without OpenTelemetry installed."""
     if not endpoint.startswith(("http://", "https://")) or not _has_host(endpoint):

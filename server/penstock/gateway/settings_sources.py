@@ -22,7 +22,7 @@ OTHER_VARIABLES = {
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 LISTS = (
     *("model_repository", "models", "required_models", "batching"),
-    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin", "allow_outbound"),
+    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin", "allow_outbound", "load_target"),
 )
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # separators of lists in variables; otherwise a comma

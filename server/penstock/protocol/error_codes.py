@@ -26,6 +26,7 @@ ERROR_CODES: dict[type[InferenceError], ErrorCodes] = {
     errors.AccessUnavailable: ErrorCodes(503, 14),  # UNAVAILABLE
     errors.PermissionDenied: ErrorCodes(403, 7),  # PERMISSION_DENIED
     errors.QuotaExceeded: ErrorCodes(429, 8),
+    errors.Conflict: ErrorCodes(409, 10),  # ABORTED
     errors.ModelNotFound: ErrorCodes(404, 5),  # NOT_FOUND
     errors.ModelNotReady: ErrorCodes(503, 14),
     errors.EngineUnavailable: ErrorCodes(503, 14),

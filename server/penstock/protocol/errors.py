@@ -112,6 +112,18 @@ class RegionNotFound(ModelNotFound):
     reason = "region_not_found"
 
 
+class LoadRunNotFound(ModelNotFound):
+    """No such load test run, or it has no such file. By load. 404."""
+
+    reason = "load_run_not_found"
+
+
+class Conflict(InferenceError):
+    """Another operation of the kind is under way, and there can be only one. By load. 409 / ABORTED."""
+
+    reason = "conflict"
+
+
 class RegionTaken(InvalidRequest):
     """A shared-memory region of that name is registered. By shared_memory. 400 / ALREADY_EXISTS."""
 

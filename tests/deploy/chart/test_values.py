@@ -24,6 +24,7 @@ SAID_BY_THE_CHART = {  # settings that follow from other values, or that make no
     *("allowed_host", "host", "http_port", "grpc_port", "metrics_port", "engine", "engine_grpc", "engine_http_port"),
     *("engine_grpc_port", "engine_metrics_port", "engine_environment", "access_file", "api_keys", "anonymous"),
     *("tls_cert", "tls_key", "tls_client_ca"),  # a cluster's Ingress or service mesh encrypts
+    "load_target",  # the gateway's image has no load test
     *("console", "console_port", "console_url", "video_url"),  # the console is a pod of its own
     *("home", "model_repository", "models", "batching", "drain_delay_s", "grace_s", "log_format", "log_level"),
 }

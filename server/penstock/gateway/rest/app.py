@@ -19,9 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.auth.rate_limiter import RateLimiter
 from penstock.gateway.dataplane import DataPlane
+from penstock.gateway.load.service import LoadTests
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_adder import ModelAdder
-from penstock.gateway.rest import identity, model_reports, models, openapi, shared_memory, streaming, system
+from penstock.gateway.rest import identity, load, model_reports, models, openapi, shared_memory, streaming, system
 from penstock.gateway.rest.add_model import AddModelEndpoint, add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
@@ -235,11 +236,15 @@ def _announces_body(scope: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CoreServices:
-    """Services of the process with the engine; workers have none. adder: adds models. system, models: reports."""
+    """Services of the process with the engine; workers have none. adder: adds models. system, models: reports.
+
+    load: load tests.
+    """
 
     adder: ModelAdder | None = None
     system: SystemReports | None = None
     models: ModelReports | None = None
+    load: LoadTests | None = None
 
 
 def create_app(
@@ -273,7 +278,7 @@ def create_app(
         },
     )
     app.state.plane, app.state.limits, app.state.record, app.state.gate = plane, limits, record, gate
-    app.state.services = services
+    app.state.services, app.state.takes_workers = services, isinstance(gate, ForwardedIdentity)
     _add_routes(app, core_route, services.adder)
     served: ASGIApp = _RawPaths(app, errors)
     served = RootMiddleware(served, plane, record, is_counting=not isinstance(gate, ForwardedIdentity))
@@ -287,7 +292,7 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     plane, limits, record = app.state.plane, app.state.limits, app.state.record
     infer, image = infer_router(plane, limits), image_router(plane, limits)
     core, uploads = (core_route.core, core_route.uploads) if core_route else (None, adder.uploads if adder else None)
-    is_core = isinstance(app.state.gate, ForwardedIdentity)
+    is_core = app.state.takes_workers
     add = add_router(
         AddModelEndpoint(limits, uploads, adder, core, refused=plane.refused_addition, takes_workers=is_core)
     )
@@ -295,13 +300,14 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     others += [system.router, model_reports.router]
     if core_route is None:
-        served += others
+        served += [*others, load.router]
     else:
         if core_route.has_engine:
             served.remove(image)
             others.append(image)
         routes = chain.from_iterable(router.routes for router in others)
-        served.append(forwarded(routes, HttpForwarder(core_route.core, limits, record)))
+        forwarder = HttpForwarder(core_route.core, limits, record)
+        served += [forwarded(routes, forwarder), forwarded(load.router.routes, load.with_client_key(forwarder))]
     app.router.routes += chain.from_iterable(router.routes for router in served)
 
 

@@ -32,6 +32,14 @@ from penstock.protocol.call import HttpCall, InferHead
 from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable
 from penstock.protocol.identity import ANY_CLIENT, Needed, Role, Verb
 from penstock.protocol.image_answer import ImageAnswer
+from penstock.protocol.load_reports import (
+    LoadComparison,
+    LoadRun,
+    LoadRunProgress,
+    LoadRunRequest,
+    LoadRuns,
+    LoadScenarios,
+)
 from penstock.protocol.model_addition import ModelAdded
 from penstock.protocol.model_reports import ModelReport, ModelsReport
 from penstock.protocol.system_reports import AuditReport, FindingsReport, LogReport, SettingsReport, SystemReport
@@ -61,6 +69,7 @@ _PARAMETERS = {
         parameter("path", "model", "The model's name, percent-encoded.", type="string", minLength=1),
         parameter("path", "version", "A version's number.", type="string", pattern="^[0-9]+$"),
         parameter("path", "repository", "Any name; it is ignored.", type="string", minLength=1),
+        parameter("path", "run", "The id of a load test run.", type="string", pattern="^[a-z0-9-]+$"),
         parameter("path", "region", "A region's name.", type="string", minLength=1),
         parameter(
             "header",
@@ -85,8 +94,9 @@ _ERRORS = {
     400: "The request is malformed, or does not match the model.",
     401: "No API key or token, or an unknown one.",
     403: "The client's roles do not allow this.",
-    404: "No such model, version or region.",
+    404: "No such model, version, region or load test run.",
     408: "The body arrived too slowly.",
+    409: "Another operation of the kind is under way.",
     413: "The body, decompressed or not, or an image exceeds a limit.",
     415: "Unsupported image format.",
     429: "The client's rate limit or quota is exceeded.",
@@ -120,6 +130,12 @@ _STRUCTS = (  # what the gateway itself encodes
     ModelsReport,
     schemas.ServerMetadata,
     ImageAnswer,
+    LoadScenarios,
+    LoadRunRequest,
+    LoadRun,
+    LoadRuns,
+    LoadRunProgress,
+    LoadComparison,
     SystemReport,
     SettingsReport,
     FindingsReport,

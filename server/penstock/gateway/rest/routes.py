@@ -42,6 +42,7 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 
 
 CALLER = "penstock.caller"  # key in a scope: who is admitted
+CREDENTIAL = "penstock.credential"  # key in a scope: the key or token of an admitted client, for its load tests only
 QUOTAS = "penstock.quotas"  # key in a scope: the RateLimiter that counts the body of an admitted request
 CLIENT_CERTIFICATE = "penstock.client_certificate"  # key in a scope: the subject of the connection's client certificate
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
@@ -93,6 +94,7 @@ class RequestAuthentication:
             scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
             scope[QUOTAS] = self._door.quotas
             if role is not None:
+                scope[CREDENTIAL] = next(_credentials(headers), "")
                 scope[CALLER] = caller = await self._admitted(self._door, scope, _credentials(headers), (role, or_role))
                 has_key = bool(caller.key_name)
         if self._policy is not None:

@@ -9,7 +9,7 @@ from penstock.gateway.settings import Settings
 from penstock.gateway.stack.side_process import SideProcess
 from penstock.gateway.stack.startup import CannotStart
 from penstock.logs import get_logger
-from penstock.network import CERTIFICATE_VARIABLE, PortTaken, bind_all, host_and_port
+from penstock.network import CERTIFICATE_VARIABLE, PortTaken, bind_all, connectable_host, host_and_port
 
 log = get_logger("stack")
 _NOT_FOR_IT = ("PENSTOCK_API_KEY", "PENSTOCK_API_KEYS", "PENSTOCK_GATEWAY_URL", "PENSTOCK_VIDEO_URL")
@@ -46,7 +46,7 @@ def console_process(settings: Settings) -> Iterator[SideProcess | None]:
 
 def _flags(settings: Settings, descriptors: list[int]) -> list[str]:
     scheme = "https" if settings.tls_cert is not None else "http"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    host = connectable_host(settings.host)
     flags = {
         "--gateway-url": f"{scheme}://{host_and_port(host, settings.http_port)}",
         "--video-url": settings.video_url,

@@ -53,7 +53,7 @@ from penstock.gpu.profiling import REPORT_GRACE_S
 from penstock.gpu.telemetry.cards import process_name
 from penstock.log_file import FOLDER as LOGS
 from penstock.logs import get_logger, log_to_stack
-from penstock.network import host_and_port, listen_hosts
+from penstock.network import connectable_host, host_and_port, listen_hosts
 
 log = get_logger("stack")
 engine_log = get_logger("triton")
@@ -183,7 +183,7 @@ class Stack:
         """Whether a client's readiness request succeeds."""
         if self._ports is None:
             return False
-        url = f"http://{host_and_port(_connectable_host(self._settings.host), self._ports.http_port)}"
+        url = f"http://{host_and_port(connectable_host(self._settings.host), self._ports.http_port)}"
         return await answers_live(url, READY_PROBE_S, question="ready")
 
     def _refuse(self, reason: str) -> None:
@@ -340,7 +340,7 @@ class Stack:
         console_url = ""
         if self._settings.console == "on":
             scheme = shown.http_url.partition(":")[0]
-            host = host_and_port(_connectable_host(self._settings.host), self._settings.console_port)
+            host = host_and_port(connectable_host(self._settings.host), self._settings.console_port)
             console_url = self._settings.console_url or f"{scheme}://{host}/"
         self._announce(replace(shown, workers=self._settings.worker_count, console_url=console_url))
 
@@ -388,7 +388,7 @@ class Stack:
 
 def announcement(host: str, ports: GatewayServes, message: GatewayReady, *, has_tls: bool = False) -> Announcement:
     """The announcement, with URLs that a client on this machine can use."""
-    shown, scheme = _connectable_host(host), "https" if has_tls else "http"
+    shown, scheme = connectable_host(host), "https" if has_tls else "http"
     return Announcement(
         message.engine,
         f"{scheme}://{host_and_port(shown, ports.http_port)}",
@@ -398,7 +398,3 @@ def announcement(host: str, ports: GatewayServes, message: GatewayReady, *, has_
         message.unavailable,
         not_ready=message.not_ready,
     )
-
-
-def _connectable_host(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -1,0 +1,130 @@
+"""Progress of a run as JSON lines in a file, for the program that started it (`--progress FILE`)."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from penstock.cli.terminal import fail
+from penstock_load.cli.output import QuietWatch, line_of, watch_for
+from penstock_load.report.document import one_line
+from penstock_load.results import LiveView, PhaseResult
+
+MAX_LINES = 20_000  # five hours; later lines are not written
+EVERY_S = 1.0
+
+
+class ProgressLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the file: a moment of a phase, or text. at_s: since the run began.
+
+    p50_ms, p99_ms, ok_per_s: over the last seconds. Counts: of the phase so far. text: a note, or the result of a
+    phase.
+    """
+
+    at_s: float
+    phase: str = ""
+    phase_number: int = 0
+    phase_count: int = 0
+    round: int = 0
+    rounds: int = 0
+    elapsed_s: float = 0.0
+    seconds: float = 0.0
+    offered_per_s: float = 0.0
+    ok_per_s: float = 0.0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    slo_p99_ms: float = 0.0
+    ok: int = 0
+    refused: int = 0
+    failed: int = 0
+    timeouts: int = 0
+    in_flight: int = 0
+    text: str = ""
+
+
+def watch_or_fail(path: Path | None, *, is_quiet: bool) -> QuietWatch:
+    """The watch that fits standard error, and the file if one is given; exit code 2 if it cannot be written."""
+    watch = watch_for(is_quiet=is_quiet)
+    if path is None:
+        return watch
+    try:
+        return ProgressWatch(path, watch)
+    except OSError as error:
+        fail(f"--progress {path}: {error.strerror or error}")
+
+
+class ProgressWatch(QuietWatch):
+    """Writes what happens to the file, at most a line a second, and hands it on."""
+
+    def __init__(self, path: Path, inner: QuietWatch, now: Callable[[], float] = time.monotonic) -> None:
+        """The file is begun anew; OSError passes."""
+        self._file = path.open("wb", buffering=0)
+        self._inner, self._now, self._began_s = inner, now, now()
+        self._lines, self._next_s = 0, 0.0
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._inner.__exit__(kind, error, trace)
+
+    def note(self, sentence: str) -> None:
+        """A line."""
+        self._write(ProgressLine(at_s=self._at_s, text=one_line(sentence)))
+        self._inner.note(sentence)
+
+    def phase_done(self, result: PhaseResult) -> None:
+        """A line with the phase's figures."""
+        self._write(ProgressLine(at_s=self._at_s, text=one_line(line_of(result))))
+        self._inner.phase_done(result)
+
+    def show(self, view: LiveView) -> None:
+        """A line, once a second."""
+        self._inner.show(view)
+        at_s = self._at_s
+        if at_s < self._next_s:
+            return
+        self._next_s = at_s + EVERY_S - 0.1  # views come every half second, a little late
+        self._write(
+            ProgressLine(
+                at_s=at_s,
+                phase=one_line(view.phase, at_most=80),
+                phase_number=view.phase_number,
+                phase_count=view.phase_count,
+                round=view.round,
+                rounds=view.rounds,
+                elapsed_s=round(view.elapsed_s, 2),
+                seconds=view.seconds,
+                offered_per_s=round(view.offered_per_s, 3),
+                ok_per_s=round(view.rate_per_s, 3),
+                p50_ms=view.p50_ms,
+                p99_ms=view.p99_ms,
+                slo_p99_ms=view.slo_p99_ms,
+                ok=view.ok,
+                refused=view.refused,
+                failed=view.failed,
+                timeouts=view.timeouts,
+                in_flight=view.in_flight,
+            )
+        )
+
+    @property
+    def _at_s(self) -> float:
+        return round(self._now() - self._began_s, 2)
+
+    def _write(self, line: ProgressLine) -> None:
+        """A full disk costs lines, not the run."""
+        self._lines += 1
+        if self._lines > MAX_LINES:
+            return
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+        except OSError:
+            self._lines = MAX_LINES
