@@ -70,6 +70,19 @@ class Detections:
         return Detections(xyxy, self.score, self.class_id, masks, keypoints, xywhr)
 
 
+def foot_cells(detections: Detections, width: int, height: int, grid: tuple[int, int]) -> tuple[IntArray, IntArray]:
+    """Rows and columns of the objects' feet in a grid (rows, columns) over a picture of this size, in pixels.
+
+    A foot is the middle of a box's lower edge. Those outside the picture count at its edge; non-finite ones are left
+    out.
+    """
+    boxes = detections.xyxy
+    feet = np.stack([boxes[:, 3] / max(height, 1), (boxes[:, 0] + boxes[:, 2]) / 2 / max(width, 1)], axis=1)
+    feet = feet[np.isfinite(feet).all(axis=1)]
+    cells = (np.clip(feet, 0.0, 0.999_999) * grid).astype(np.int64)
+    return cells[:, 0], cells[:, 1]
+
+
 def _shifted(mask: Mask, right: float, down: float) -> Mask:
     left, top = mask.left + int(right), mask.top + int(down)
     bits = mask.bits[max(-top, 0) : max(mask.height - top, 0), max(-left, 0) : max(mask.width - left, 0)]

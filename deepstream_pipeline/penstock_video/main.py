@@ -3,7 +3,7 @@
 import ctypes
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -35,6 +35,7 @@ from penstock_video.settings.document import InvalidSettings, SettingsFault, clo
 from penstock_video.settings.models import GpuSettings, PrimarySettings, SecondarySettings, VideoSettings
 from penstock_video.settings.sources import check_classes
 from penstock_video.sink_set import SinkSet, allowing, compose_sinks
+from penstock_video.sinks.run_record import SourceRecord
 from penstock_video.sources.options import GpuSources, SourcesOptions
 from penstock_video.track.registry import new_tracker
 from penstock_video.types import DecoderKind, SourceConfig
@@ -271,6 +272,10 @@ class Program:
         return tuple(one.sentence for one in failed) + (
             self._outlets.recorder.failures() if self._outlets is not None and self._outlets.recorder else ()
         )
+
+    def records(self) -> Mapping[str, SourceRecord]:
+        """By source, for the page of the run; empty without the sink `summary`. Complete after `stop`."""
+        return self._outlets.records if self._outlets is not None else {}
 
     def wait(self, timeout_s: float) -> bool:
         """Whether every source is over; False if the API may add the first. Raises PipelineError on a fatal error."""

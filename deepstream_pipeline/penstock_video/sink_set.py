@@ -1,8 +1,8 @@
 """Composes the sinks that the settings name, each with its queue and thread, and the previews."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 
 import structlog
@@ -21,6 +21,7 @@ from penstock_video.sinks.recordings import RecordOptions
 from penstock_video.sinks.registry import SinkInput, SinkKind, kind_of
 from penstock_video.sinks.rtsp_out import RtspOutOptions
 from penstock_video.sinks.rule_drawing import RuleShapes
+from penstock_video.sinks.run_record import SourceRecord, SummarySink
 from penstock_video.store.options import EventsOptions, Snapshots
 from penstock_video.store.reader import EventArchive, EventReader
 from penstock_video.store.writer import EventStore
@@ -35,7 +36,8 @@ RESULTS = 1024  # waiting for a sink that does not draw
 @dataclass(frozen=True, slots=True)
 class SinkSet:
     """osd: what is drawn on every picture. previews: of the API. recorder: None without recordings. events: None
-    without a store. archive: what the API reads of it."""
+    without a store. archive: what the API reads of it. records: by source, for the page of the run; empty without the
+    sink `summary`."""
 
     outlets: tuple[SinkWorker, ...]
     osd: Osd
@@ -43,6 +45,7 @@ class SinkSet:
     recorder: SmartRecorder | None
     events: EventStore | None = None
     archive: EventArchive | None = None
+    records: Mapping[str, SourceRecord] = field(default_factory=dict)
 
     def set_source(self, source_id: str, *, name: str, rules: RuleShapes, is_live: bool) -> None:
         """Sets what is drawn of a source and how its times are stored."""
@@ -84,6 +87,7 @@ def compose_sinks(
     record = next((one for one in options if isinstance(one, RecordOptions)), None)
     rows: list[tuple[Sink, SinkWorkerOptions]] = [(previews, SinkWorkerOptions("preview", capacity=2, draws=True))]
     names: set[str] = set()
+    records: Mapping[str, SourceRecord] = {}
     with ExitStack() as half_made:
         for one in options:
             if isinstance(one, EventsOptions):
@@ -94,6 +98,7 @@ def compose_sinks(
             name = _name(one, names)
             sink = _sink(kind, one, osd, is_single, SinkGauge(name, metrics))
             half_made.callback(_let_go, sink)
+            records = sink.records if isinstance(sink, SummarySink) else records
             rows.append((sink, _worker_options(name, kind)))
         events = next((one for one in options if isinstance(one, EventsOptions)), None)
         store = _event_store(events, drawing, record) if events is not None else None
@@ -106,7 +111,8 @@ def compose_sinks(
     if store is not None and events is not None and events.folder is not None:
         recordings = record.folder if record is not None else None
         archive = EventArchive(EventReader(events.folder), recordings, lambda: store.alarm)
-    return SinkSet(tuple(SinkWorker(sink, row, metrics) for sink, row in rows), osd, previews, recorder, store, archive)
+    workers = tuple(SinkWorker(sink, row, metrics) for sink, row in rows)
+    return SinkSet(workers, osd, previews, recorder, store, archive, records)
 
 
 def _event_store(options: EventsOptions, drawing: OsdOptions, record: RecordOptions | None) -> EventStore | None:

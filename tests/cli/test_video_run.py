@@ -85,12 +85,12 @@ def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
     assert len(kept[0].stopped) == 1
 
 
-def test_run_with_out_alone_writes_the_picture_and_both_lists(run: Run) -> None:
+def test_run_with_out_alone_writes_the_video_its_poster_and_both_lists(run: Run) -> None:
     """The README's command."""
     kept: list[FakeProgram] = []
     assert run("--source", "clip.mp4", "--model", "m", "--out", "out", kept=kept).exit_code == 0
     kinds = [type(sink).__name__ for sink in kept[0].settings.sinks]
-    assert kinds == ["AnnotatedOptions", "JsonlOptions"]
+    assert kinds == ["AnnotatedOptions", "JsonlOptions", "PosterOptions"]
     assert {getattr(sink, "folder", None) for sink in kept[0].settings.sinks} == {Path("out")}
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from penstock_video.errors import PipelineError
 from penstock_video.infer.options import EngineAddress
 from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.models import VideoSettings
+from penstock_video.sinks.run_record import SourceRecord
 from penstock_video.types import SourceState
 
 PLACE = EngineAddress(None, "http://127.0.0.1:9", "127.0.0.1:10")
@@ -20,7 +21,7 @@ PLACE = EngineAddress(None, "http://127.0.0.1:9", "127.0.0.1:10")
 @dataclass
 class FakeProgram:
     """Files end after `looks` looks; cameras never do. states: by source, instead of running. refusal: of start.
-    fault: what prepare raises. gone: sources that were removed."""
+    fault: what prepare raises. gone: sources that were removed. seen: of the page."""
 
     settings: VideoSettings
     looks: int = 3
@@ -36,6 +37,7 @@ class FakeProgram:
     failures: tuple[str, ...] = ()
     hangs_at_stop: bool = False
     api_url: str = "http://127.0.0.1:8010"
+    seen: Mapping[str, SourceRecord] = field(default_factory=dict)
     looked: int = 0
     stopped: list[float] = field(default_factory=list)
 
@@ -62,6 +64,9 @@ class FakeProgram:
 
     def removed(self) -> tuple[SourceStatistics, ...]:
         return self.gone
+
+    def records(self) -> Mapping[str, SourceRecord]:
+        return self.seen
 
     def sink_failures(self) -> tuple[str, ...]:
         return self.failures

@@ -49,7 +49,7 @@ ModelFlag = Annotated[
     str, typer.Option("--model", help="the model that looks at every picture: one of `penstock models list`")
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="folder of results; without --sink annotated.mp4, objects.jsonl and events.jsonl")
+    Path | None, typer.Option(help="folder of results; without --sink the video, its poster and JSON lines")
 ]
 RulesFile = Annotated[
     Path | None,
@@ -90,9 +90,12 @@ SinkFlag = Annotated[
     typer.Option(
         "--sink",
         metavar="SINK",
-        help="jsonl, mp4, hls, preview, rtsp://HOST/PATH, kafka://BROKER/TOPIC, mqtt://HOST/TOPIC, "
+        help="jsonl, mp4, poster, summary, hls, preview, rtsp://HOST/PATH, kafka://BROKER/TOPIC, mqtt://HOST/TOPIC, "
         "redis://HOST?stream=NAME, webhook=https://…; repeatable",
     ),
+]
+SummaryFlag = Annotated[
+    bool, typer.Option("--summary", help="also write summary.html: counts, charts, a heat map and a picture of the run")
 ]
 Engine = Annotated[
     EngineChoice | None,
@@ -199,6 +202,7 @@ def run(
     iou: Iou = None,
     tracker: TrackerFlag = "",
     sink: SinkFlag = None,
+    summary: SummaryFlag = False,
     batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
     shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
     url: Annotated[str, typer.Option(help="use this gateway; or PENSTOCK_GATEWAY_URL", show_default=False)] = "",
@@ -234,11 +238,10 @@ def run(
     flags = Flags(
         sources=tuple(source or ()), model=model, out=out, interval=interval, rules=rules, lines=tuple(line or ()),
         zones=tuple(zone or ()), classes=tuple(classes or ()), conf=conf, iou=iou, tracker=tracker,
-        sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=url or former_url,
+        sinks=tuple(sink or ()), has_summary=summary, batch_size=batch_size, shard=shard, gateway=url or former_url,
         engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
-        allowed_outbound=tuple(allow_outbound or ()),
-        is_loop=loop, is_realtime=realtime, decoder=decoder,
+        allowed_outbound=tuple(allow_outbound or ()), is_loop=loop, is_realtime=realtime, decoder=decoder,
         events=EventFlags(events, events_folder, events_max_bytes, events_max_days),
     )  # fmt: skip
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)

@@ -4,9 +4,10 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -23,6 +24,7 @@ from penstock_video.cli.summary import (
     move_earlier_aside,
     say_summary,
     summary_record,
+    write_whole,
     written_files,
 )
 from penstock_video.cli.table import FAILED
@@ -32,10 +34,12 @@ from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.document import InvalidSettings, SettingsFault
 from penstock_video.settings.loader import is_endless
 from penstock_video.settings.models import ApiSettings, VideoSettings
+from penstock_video.sinks.registry import SINKS, kind_of
 from penstock_video.store.database import move_store_aside
 
 if TYPE_CHECKING:
     from penstock_video.main import Program
+    from penstock_video.sinks.run_record import SourceRecord
 
 log = get_logger("video")
 LOOK_S, GRACE_S = 0.25, 15.0
@@ -58,12 +62,15 @@ class RunParts:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How the run ended. stopped_by: the signal's number, 0 if the sources ended. sink_failures: sentences."""
+    """How the run ended. stopped_by: the signal's number, 0 if the sources ended. sink_failures: sentences.
+    records: by source, for the page of the run. engine: its title."""
 
     sources: tuple[SourceStatistics, ...]
     stopped_by: int = 0
     sink_failures: tuple[str, ...] = ()
     removed: tuple[SourceStatistics, ...] = ()
+    records: Mapping[str, "SourceRecord"] = field(default_factory=dict)
+    engine: str = ""
 
 
 class Stopping:
@@ -114,7 +121,7 @@ def run_to_its_end(
     except KeyboardInterrupt:
         cut = "at once: files that were being written may be cut short"
         end_at_once(f"stopped {cut if stopping.is_running else 'before the first frame'}", stopping.stop_signal)
-    summary = _summary(settings, ended, watch.seconds)
+    summary = _with_page(_summary(settings, ended, watch.seconds), settings, ended)
     if is_json:
         write_json(summary_record(summary))
     else:
@@ -168,7 +175,7 @@ def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: 
                 program.start()
                 stopping.is_running = True
                 watch.begin(_beginning(program, settings, place), _beginning_record(program, settings, place))
-                return _looked_after(program, watch, stopping)
+                return _looked_after(program, watch, stopping, place.title)
             except PipelineError:
                 program.stop(0.0)
                 raise
@@ -177,7 +184,7 @@ def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: 
                 raise
 
 
-def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping) -> RunEnd:
+def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping, engine: str) -> RunEnd:
     until = watch.seconds + stopping.duration_s
     while not stopping.stop_signal and (left_s := until - watch.seconds) > 0:
         if program.wait(min(LOOK_S, left_s)):
@@ -189,7 +196,8 @@ def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping) -> 
         watch.note("stopping: what was decoded is finished; Ctrl-C again ends at once")
     program.stop(GRACE_S)
     after = _both(before, program.statistics())
-    return RunEnd(after, stopping.stop_signal, program.sink_failures(), program.removed())
+    failures, removed = program.sink_failures(), program.removed()
+    return RunEnd(after, stopping.stop_signal, failures, removed, program.records(), engine)
 
 
 def _beginning(program: "Program", settings: VideoSettings, place: EngineAddress) -> str:
@@ -249,16 +257,33 @@ def result_folders(settings: VideoSettings) -> tuple[Path, ...]:
 
 
 def _summary(settings: VideoSettings, ended: RunEnd, seconds: float) -> Summary:
-    folders = result_folders(settings)
     return Summary(
         sources=ended.sources,
-        files=written_files(_outermost(folders), seconds),
+        files=written_files(_outermost(result_folders(settings)), seconds),
         seconds=seconds,
         code=exit_code(ended.sources, ended.stopped_by, has_lost=bool(ended.sink_failures)),
         removed=ended.removed,
         is_stopped=bool(ended.stopped_by),
         sink_failures=ended.sink_failures,
     )
+
+
+def _with_page(summary: Summary, settings: VideoSettings, ended: RunEnd) -> Summary:
+    """Writes the page of the run if the sink `summary` is set. Returns the summary with it among the files."""
+    pages = (getattr(sink, "folder", None) for sink in settings.sinks if kind_of(sink) is SINKS["summary"])
+    folder: Path | None = next(pages, None)
+    if folder is None:
+        return summary
+    from penstock_video.cli.run_page import SUMMARY_FILE, run_page  # OpenCV
+
+    path = folder / SUMMARY_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, run_page(summary, ended.records, settings, ended.engine, time.time()))
+    except OSError as error:
+        text = f"summary failed: {path}: {error.strerror or error}"
+        return replace(summary, sink_failures=(*summary.sink_failures, text), code=summary.code or 1)
+    return replace(summary, files=written_files(_outermost(result_folders(settings)), summary.seconds))
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:

@@ -283,7 +283,7 @@ def _source_table(summary: Summary, titles: Sequence[str], id_width: int = 0) ->
         table.add_column(title, justify="left" if is_left else "right", no_wrap=True)
     for source in summary.everybody:
         lost = drops_text(source.drops.items()) or "0"
-        name, rate = one_line(source.source_id), _rate(source)
+        name, rate = one_line(source.source_id), rate_of(source)
         cells = {
             "source": Text(cut_in_the_middle(name, id_width) if id_width else name),
             "state": _state_cell(source, is_stopped=summary.is_stopped),
@@ -301,8 +301,8 @@ def _source_table(summary: Summary, titles: Sequence[str], id_width: int = 0) ->
 
 def _record(source: SourceStatistics, summary: Summary) -> dict[str, object]:
     """As while it ran, but with the rate of its life, and without what the next seconds would have brought."""
-    rate = _rate(source)
-    known = record_of(source) | {"state": _state(source, is_stopped=summary.is_stopped)}
+    rate = rate_of(source)
+    known = record_of(source) | {"state": state_of(source, is_stopped=summary.is_stopped)}
     if known.get("reason") == TAKEN_OUT:
         del known["reason"]
     known.pop("left_s", None)
@@ -317,17 +317,18 @@ def _rules_of(source: SourceStatistics) -> RulesOfSource:
     return RulesOfSource(source.source_id, source.events, source.counts)
 
 
-def _rate(source: SourceStatistics) -> float | None:
+def rate_of(source: SourceStatistics) -> float | None:
     """Frames a second from its first frame to its last, whatever the others did meanwhile; None of fewer than two."""
     return (source.frames - 1) / source.active_s if source.active_s > 0 and source.frames > 1 else None
 
 
-def _state(source: SourceStatistics, *, is_stopped: bool) -> str:
+def state_of(source: SourceStatistics, *, is_stopped: bool) -> str:
+    """The state for display: stopped if a person ended the run, removed if the source went before."""
     if source.reason == TAKEN_OUT:
         return REMOVED
     return STOPPED if is_stopped and source.state is SourceState.RUNNING else source.state.value
 
 
 def _state_cell(source: SourceStatistics, *, is_stopped: bool) -> Text:
-    state = _state(source, is_stopped=is_stopped)
+    state = state_of(source, is_stopped=is_stopped)
     return Text(state, style="dim" if state in (STOPPED, REMOVED) else COLOURS.get(source.state, "yellow"))

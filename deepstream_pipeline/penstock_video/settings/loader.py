@@ -49,15 +49,18 @@ from penstock_video.types import DecoderKind, SourceConfig
 
 _NO_MODEL = "-"  # until a flag names one, or the fault is raised
 CLASSES_KEY = "operate-on-class-ids"
-_FILE_SINKS = ("jsonl", "mp4", "hls", "preview")
-_FORMS = ("jsonl", "mp4", "hls", "preview", "rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
+_FILE_SINKS = ("jsonl", "mp4", "poster", "summary", "hls", "preview")
+_ADDRESS_FORMS = ("rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
+_FORMS = (*_FILE_SINKS, *_ADDRESS_FORMS)
+_DEFAULT_SINKS = ("mp4", "jsonl", "poster")  # with --out
 _ENCODED_SINKS = ("mp4", "hls", "rtsp")  # they had the key `encoder`
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
     """Command-line flags; None or empty if not given. lines, zones: NAME=x1,y1,x2,y2 and more. conf, iou: from 0 to 1.
-    classes: labels and numbers, with commas between them. tracker: its type, or module:Class."""
+    classes: labels and numbers, with commas between them. tracker: its type, or module:Class. has_summary: also writes
+    the page of the run."""
 
     sources: tuple[str, ...] = ()
     model: str = ""
@@ -71,6 +74,7 @@ class Flags:
     iou: float | None = None
     classes: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
+    has_summary: bool = False
     batch_size: int | None = None
     shard: str = ""
     gateway: str = ""
@@ -102,15 +106,15 @@ def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:
 
 
 def sinks_of(flags: Flags, reading: Reading) -> tuple[object, ...]:
-    """Sinks of the command line; a folder without sinks means mp4 and jsonl."""
-    given = flags.sinks or (("mp4", "jsonl") if flags.out is not None else ())
+    """Sinks of the command line; a folder without sinks means the default ones."""
+    given = flags.sinks or (_DEFAULT_SINKS if flags.out is not None else ())
     found = (_quick_sink(text, flags, reading) for text in given)
     return tuple(sink for sink in found if sink is not None)
 
 
 def _quick_sink(text: str, flags: Flags, reading: Reading) -> object | None:
     """A sink in short form, read as a section."""
-    if text not in _FILE_SINKS and not text.startswith(_FORMS[4:]):
+    if text not in _FILE_SINKS and not text.startswith(_ADDRESS_FORMS):
         reading.complaints.add("--sink", f"{shown(text)}: {did_you_mean(text.partition(':')[0], _FORMS)}")
         return None
     try:
@@ -314,9 +318,10 @@ def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:
 def _sinks(root: Section, flags: Flags) -> tuple[object, ...]:
     """Sinks of the flags, else of the file, else the defaults of --out."""
     said = [sink for section in root.sections("sink") if (sink := _read_sink(section, flags.out)) is not None]
-    if flags.sinks or "sink" not in root:
-        return sinks_of(flags, root.reading)
-    return tuple(said)
+    found = sinks_of(flags, root.reading) if flags.sinks or "sink" not in root else tuple(said)
+    if flags.has_summary and (page := _quick_sink("summary", flags, root.reading)) is not None:
+        found = (*(one for one in found if type(one) is not type(page)), page)
+    return found
 
 
 def _analytics(root: Section, flags: Flags) -> Plain | None:

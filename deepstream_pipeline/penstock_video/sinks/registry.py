@@ -29,6 +29,8 @@ class SinkKind:
 SINKS = {
     "jsonl": SinkKind(f"{_SINKS}jsonl:JsonlOptions", f"{_SINKS}jsonl:JsonlSink"),
     "mp4": SinkKind(f"{_SINKS}video_file:AnnotatedOptions", f"{_SINKS}video_file:AnnotatedSink", SinkInput.PICTURES),
+    "poster": SinkKind(f"{_SINKS}poster:PosterOptions", f"{_SINKS}poster:PosterSink", SinkInput.PICTURES),
+    "summary": SinkKind(f"{_SINKS}run_record:SummaryOptions", f"{_SINKS}run_record:SummarySink", SinkInput.PICTURES),
     "hls": SinkKind(f"{_SINKS}hls:HlsOptions", f"{_SINKS}hls:HlsSink", SinkInput.PICTURES),
     "rtsp": SinkKind(f"{_SINKS}rtsp_out:RtspOutOptions", f"{_SINKS}rtsp_out:RtspOutSink", SinkInput.PICTURES),
     "preview": SinkKind(f"{_SINKS}preview:PreviewOptions", "", SinkInput.NONE),

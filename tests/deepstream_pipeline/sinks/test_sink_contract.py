@@ -13,8 +13,10 @@ from penstock_video.interfaces import Sink
 from penstock_video.sinks.hls import HlsOptions, HlsSink
 from penstock_video.sinks.jsonl import JsonlOptions, JsonlSink
 from penstock_video.sinks.osd import Osd
+from penstock_video.sinks.poster import PosterOptions, PosterSink
 from penstock_video.sinks.preview import PreviewBoard, PreviewOptions
 from penstock_video.sinks.rtsp_out import RtspOutOptions, RtspOutSink
+from penstock_video.sinks.run_record import SummaryOptions, SummarySink
 from penstock_video.sinks.video_file import AnnotatedOptions, AnnotatedSink
 from tests.deepstream_pipeline.sinks.results import crossing, result
 from tests.deepstream_pipeline.sinks.videos import read_video
@@ -26,6 +28,8 @@ Made = Callable[[Path, Osd], Sink]
 SINKS: dict[str, Made] = {
     "jsonl": lambda folder, osd: JsonlSink(JsonlOptions(folder)),
     "annotated": lambda folder, osd: AnnotatedSink(AnnotatedOptions(folder), osd),
+    "poster": lambda folder, osd: PosterSink(PosterOptions(folder), osd),
+    "summary": lambda folder, osd: SummarySink(SummaryOptions(folder), osd),
     "hls": lambda folder, osd: HlsSink(HlsOptions(folder), osd),
     "rtsp": lambda folder, osd: RtspOutSink(RtspOutOptions("rtsp://127.0.0.1:1"), osd, command=PATIENT),
     "preview": lambda folder, osd: watched(PreviewBoard(PreviewOptions(max_fps=1e9), osd)),
