@@ -167,7 +167,7 @@ BAD_BODIES = [
         b'{"uri": "rtsp://c/1", "source_id": "a", "expected_fps": -1}',
         "-1 is not taken; a number above 0 and at most 1000",
     ),
-    (b'{"uri": "rtsp://c/1", "source_id": "a", "record_cache_s": 301}', "301 is not taken; a number from 0 to 300 is"),
+    (b'{"uri": "rtsp://c/1", "source_id": "a", "record_cache_s": 601}', "601 is not taken; a number from 0 to 600 is"),
     (
         b'{"uri": "rtsp://c/1", "source_id": "a", "reconnect_attempts": 1.5}',
         "1.5 is not taken; a whole number from -1 to",
