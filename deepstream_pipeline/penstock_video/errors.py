@@ -133,6 +133,12 @@ class SourceStuck(PipelineError):
     reason = "source_stuck"
 
 
+class ChangeNotSaved(PipelineError):
+    """A change cannot be written to the settings file, and was not made. Raised by settings."""
+
+    reason = "not_saved"
+
+
 class SourceExists(PipelineError):
     """There is already a source with this ID. Raised by the runner."""
 

@@ -3,6 +3,7 @@ control and previews."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from pydantic.config import JsonDict
@@ -171,6 +172,63 @@ class PipelineControl(Protocol):
     def is_healthy(self) -> bool:
         """Whether its threads run and its engine answers."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAdded:
+    """A change: a source is added."""
+
+    config: SourceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChanged:
+    """A change: a source has other options. is_new_address: and another address."""
+
+    config: SourceConfig
+    is_new_address: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRemoved:
+    """A change: a source is removed."""
+
+    source_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RulesChanged:
+    """A change: a source has another analytics section, as plain values."""
+
+    source_id: str
+    section: object
+
+
+Change = SourceAdded | SourceChanged | SourceRemoved | RulesChanged
+
+
+class Saved(StrEnum):
+    """Whether a change was written to the settings file. off: the program runs without --save-changes."""
+
+    YES = "yes"
+    OFF = "off"
+    FAILED = "failed"
+
+
+class ChangeSaver(Protocol):
+    """Makes changes of API clients, and may write them to the settings file. Thread-safe."""
+
+    def apply(self, change: Change, run: Callable[[], None]) -> Saved:
+        """Makes the change with `run`. Raises what that raises, and ChangeNotSaved before it."""
+        ...
+
+
+class NoSaver:
+    """Makes changes that end with the program."""
+
+    def apply(self, change: Change, run: Callable[[], None]) -> Saved:
+        run()
+        return Saved.OFF
 
 
 class View(NamedTuple):

@@ -16,7 +16,7 @@ from penstock.vision.spec import NetworkType
 from penstock_video.analytics.config import rules_from
 from penstock_video.analytics.rules import Rules
 from penstock_video.analytics.source_analytics import SourceAnalytics
-from penstock_video.api.options import NO_SECURITY, ApiOptions, ApiSecurity, check_address
+from penstock_video.api.options import DEFAULT_PARTS, ApiOptions, ApiParts, check_address
 from penstock_video.decode.uri import is_live
 from penstock_video.errors import GpuFailed, GpuUnavailable, ModelUnusable, PipelineError, TooManySources
 from penstock_video.gpu.device import Device
@@ -145,10 +145,10 @@ class _Models:
 class Program:
     """Call `prepare`, `start`, `wait`, `stop`. Raises PipelineError, with a text for display, if it cannot start."""
 
-    def __init__(self, settings: VideoSettings, place: EngineAddress, security: ApiSecurity = NO_SECURITY) -> None:
-        """security: of the control API."""
+    def __init__(self, settings: VideoSettings, place: EngineAddress, api: ApiParts = DEFAULT_PARTS) -> None:
+        """api: parts of the control API."""
         self._settings = settings
-        self._security = security
+        self._api_parts = api
         self._card = open_gpu(settings.gpu, _decoders(settings))
         self._engine = Engine(place, device=self._card.device)
         self._metrics = VideoMetrics()
@@ -256,7 +256,7 @@ class Program:
         self._api = server
 
     def _api_options(self) -> ApiOptions:
-        return ApiOptions.of(self._settings.api, self._security)
+        return ApiOptions.of(self._settings.api, self._api_parts)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Statistics of every source; empty before the start."""

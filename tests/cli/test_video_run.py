@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     app.add_typer(video.app, name="video")
 
     def call(*words: object, kept: list[FakeProgram] | None = None, **options: Any) -> Result:
-        def program_of(settings: VideoSettings, place: object, security: object) -> FakeProgram:
+        def program_of(settings: VideoSettings, place: object, api: object) -> FakeProgram:
             program = FakeProgram(settings, **options)
             if kept is not None:
                 kept.append(program)

@@ -51,7 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             yield place
 
         monkeypatch.setattr(video, "engine_for", engine)
-        monkeypatch.setattr(video, "program_of", lambda settings, place, security: FakeProgram(settings, **options))
+        monkeypatch.setattr(video, "program_of", lambda settings, place, api: FakeProgram(settings, **options))
         return CliRunner().invoke(app, ["video", "run", *map(str, words), "--api-port", "0"])
 
     return call

@@ -105,7 +105,7 @@ def main() -> None:
     }
     looks = int(os.environ.get("LOOKS", "40"))
     video.engine_for = lambda *_, **__: no_engine()  # type: ignore[assignment]
-    video.program_of = lambda settings, place, security: FakeProgram(
+    video.program_of = lambda settings, place, api: FakeProgram(
         settings,
         looks=looks,
         look_s=0.25,

@@ -24,6 +24,7 @@ _STATUS_OF: tuple[tuple[type[errors.PipelineError], int], ...] = (
     (errors.TooManySources, 429),
     (errors.SinkFailed, 503),  # also of the event store
     (errors.SourceStuck, 503),
+    (errors.ChangeNotSaved, 409),
     (errors.SourceUnavailable, 502),
     (errors.DecodeError, 415),
 )

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from penstock_video.api.calls import Calls, Refusal, error_response
 from penstock_video.api.models import DeepStreamAnswer, DeepStreamError, SensorChange, SensorValue, missing
 from penstock_video.api.options import ApiOptions
-from penstock_video.api.routes import validated_source
-from penstock_video.interfaces import PipelineControl
+from penstock_video.api.routes import make, validated_source
+from penstock_video.interfaces import PipelineControl, SourceAdded, SourceRemoved
 from penstock_video.types import SourceConfig
 
 PREFIX = "/api/v1"
@@ -50,19 +50,19 @@ def deepstream_router(control: PipelineControl, calls: Calls, options: ApiOption
     numbers = SourceNumbers()
 
     @router.post("/stream/add", summary="Add a source, as DeepStream does.")
-    async def add(change: SensorChange) -> DeepStreamAnswer:
+    async def add(change: SensorChange, response: Response) -> DeepStreamAnswer:
         value = _value(change, ("add", "streaming"))
         if not value.camera_url:
             raise Refusal(400, "value.camera_url is missing; a source's address is needed")
         config = SourceConfig(uri=value.camera_url, source_id=value.camera_id, camera_name=value.camera_name)
         asked = validated_source(config, options)
-        await calls.run(lambda: control.add(asked))
+        await make(calls, options, response, (SourceAdded(asked), lambda: control.add(asked)))
         return DeepStreamAnswer(status=_OK, reason="STREAM_ADD_SUCCESS")
 
     @router.post("/stream/remove", summary="Take a source out, as DeepStream does.")
-    async def remove(change: SensorChange) -> DeepStreamAnswer:
-        value = _value(change, ("remove",))
-        await calls.run(lambda: control.remove(value.camera_id))
+    async def remove(change: SensorChange, response: Response) -> DeepStreamAnswer:
+        source_id = _value(change, ("remove",)).camera_id
+        await make(calls, options, response, (SourceRemoved(source_id), lambda: control.remove(source_id)))
         return DeepStreamAnswer(status=_OK, reason="STREAM_REMOVE_SUCCESS")
 
     @router.get("/stream/get-stream-info", summary="The sources, as DeepStream lists them.")

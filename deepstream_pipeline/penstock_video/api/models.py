@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock_video.errors import needed_value, resolved_schema
+from penstock_video.interfaces import Saved
 from penstock_video.source_ids import ID_FORM, ID_PATTERN
 from penstock_video.store.reader import MAX_PAGE, Filter, Position
 from penstock_video.types import DecoderKind, DropPolicy, SourceConfig, SourceState
@@ -241,9 +242,10 @@ class Streams(BaseModel):
 
 
 class Added(BaseModel):
-    """The source that was added."""
+    """The source that was added or changed. saved: whether the settings file has it."""
 
     source_id: str
+    saved: Saved
 
 
 class Health(BaseModel):

@@ -14,6 +14,7 @@ from penstock.port_policy import BrowserPolicy
 from penstock.protocol.identity import Identity, Role
 from penstock.tls import CurrentTls
 from penstock_video.errors import PipelineError
+from penstock_video.interfaces import ChangeSaver, NoSaver
 
 CERTIFICATE = "penstock.certificate"  # key in a scope: the connection's client certificate (DER)
 CLIENT = "penstock.client"  # key in a scope: name of the client's key
@@ -47,15 +48,17 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiSecurity:
-    """access: None if every client has all roles. tls: None for plain HTTP. audit: None for no audit log."""
+class ApiParts:
+    """access: None if every client has all roles. tls: None for plain HTTP. audit: None for no audit log. saver: makes
+    the clients' changes."""
 
     access: Access | None = field(default=None, repr=False)
     tls: CurrentTls | None = field(default=None, repr=False)
     audit: Audit | None = field(default=None, repr=False)
+    saver: ChangeSaver = field(default_factory=NoSaver, repr=False)
 
 
-NO_SECURITY = ApiSecurity()
+DEFAULT_PARTS = ApiParts()
 
 
 class Audited:
@@ -143,7 +146,8 @@ class ApiOptions:
     all sources.
 
     call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture sent
-    to a viewer. tls: None for plain HTTP. audit: None for no audit log.
+    to a viewer. tls: None for plain HTTP. audit: None for no audit log. saver: makes the
+    clients' changes.
     """
 
     host: str = "127.0.0.1"
@@ -159,6 +163,7 @@ class ApiOptions:
     client_timeout_s: float = 10.0
     tls: CurrentTls | None = field(default=None, repr=False)
     audit: Audit | None = field(default=None, repr=False)
+    saver: ChangeSaver = field(default_factory=NoSaver, repr=False)
     browser_policy: BrowserPolicy = field(init=False, repr=False, compare=False)
     outbound: OutboundPolicy = field(init=False, repr=False, compare=False)
 
@@ -177,17 +182,18 @@ class ApiOptions:
             )
 
     @classmethod
-    def of(cls, settings: "ListenSettings", security: ApiSecurity = NO_SECURITY) -> Self:
+    def of(cls, settings: "ListenSettings", parts: ApiParts = DEFAULT_PARTS) -> Self:
         """Raises ApiRefused."""
         return cls(
             settings.host,
             settings.port,
-            security.access,
+            parts.access,
             allowed_hosts=settings.allowed_hosts,
             cors_origins=settings.cors_origins,
             allowed_outbound=settings.allowed_outbound,
-            tls=security.tls,
-            audit=security.audit,
+            tls=parts.tls,
+            audit=parts.audit,
+            saver=parts.saver,
         )
 
     @property

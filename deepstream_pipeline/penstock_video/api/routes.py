@@ -24,7 +24,16 @@ from penstock_video.api.models import (
 )
 from penstock_video.api.options import ApiOptions
 from penstock_video.decode.uri import UriKind, kind_of, redacted
-from penstock_video.interfaces import PipelineControl, SourceStatistics
+from penstock_video.interfaces import (
+    Change,
+    PipelineControl,
+    RulesChanged,
+    Saved,
+    SourceAdded,
+    SourceChanged,
+    SourceRemoved,
+    SourceStatistics,
+)
 from penstock_video.types import SourceConfig, SourceState
 
 HIDDEN = "***"  # in place of user and password, where an address is shown
@@ -84,6 +93,17 @@ def refuse_pictureless(source: SourceStatistics) -> None:
     refuse_over(source)
 
 
+SAVED_HEADER = "x-penstock-saved"  # of each change's answer: a value of Saved
+Making = tuple[Change, Callable[[], None]]
+
+
+async def make(calls: Calls, options: ApiOptions, response: Response, making: Making) -> Saved:
+    """Makes a change, and notes in the response whether it was saved."""
+    saved = await calls.run(lambda: options.saver.apply(*making))
+    response.headers[SAVED_HEADER] = saved.value
+    return saved
+
+
 SourceId = Annotated[str, Path(pattern=SOURCE_ID, description="The source's id: DeepStream's camera_id.")]
 ERRORS: dict[int | str, dict[str, object]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 
@@ -99,17 +119,17 @@ def streams_router(control: PipelineControl, calls: Calls, probes: Calls, option
     @router.post("", status_code=201, summary="Add a source.")
     async def add_stream(new: NewStream, response: Response) -> Added:
         config = validated_source(new.config(new.source_id), options)
-        await calls.run(lambda: control.add(config))
+        saved = await make(calls, options, response, (SourceAdded(config), lambda: control.add(config)))
         response.headers["location"] = f"/v1/streams/{new.source_id}"
-        return Added(source_id=new.source_id)
+        return Added(source_id=new.source_id, saved=saved)
 
     @router.get("/{source_id}", summary="One source, with its statistics.")
     async def read_stream(source_id: SourceId) -> Stream:
         return stream_of(await calls.run(lambda: control.source(source_id)))
 
     @router.delete("/{source_id}", status_code=204, summary="Take a source out.")
-    async def remove_stream(source_id: SourceId) -> None:
-        await calls.run(lambda: control.remove(source_id))
+    async def remove_stream(source_id: SourceId, response: Response) -> None:
+        await make(calls, options, response, (SourceRemoved(source_id), lambda: control.remove(source_id)))
 
     @router.post("/{source_id}/pause", status_code=204, summary="Read nothing of it until it is resumed.")
     async def pause_stream(source_id: SourceId) -> None:
@@ -121,7 +141,7 @@ def streams_router(control: PipelineControl, calls: Calls, probes: Calls, option
 
     _add_editing(router, control, calls, options)
     _add_probe(router, control, (calls, probes), options)
-    _add_recording_and_rules(router, control, calls)
+    _add_recording_and_rules(router, control, calls, options)
     return router
 
 
@@ -153,14 +173,15 @@ def _add_editing(router: APIRouter, control: PipelineControl, calls: Calls, opti
         return StreamOptions.model_validate({**values, "uri": redacted(config.uri)})
 
     @router.put("/{source_id}", summary="Another address or other options. Its rules and their counts stay.")
-    async def edit_stream(source_id: SourceId, edited: StreamOptions) -> Added:
+    async def edit_stream(source_id: SourceId, edited: StreamOptions, response: Response) -> Added:
         known = await calls.run(lambda: control.config(source_id))
         config = edited_source(edited, known, options)
-        await calls.run(lambda: control.change(config))
-        return Added(source_id=source_id)
+        change = SourceChanged(config, is_new_address=config.uri != known.uri)
+        saved = await make(calls, options, response, (change, lambda: control.change(config)))
+        return Added(source_id=source_id, saved=saved)
 
 
-def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls: Calls) -> None:
+def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls: Calls, options: ApiOptions) -> None:
     @router.post("/{source_id}/record", status_code=202, summary="Begin a recording, from before now to after now.")
     async def record_stream(source_id: SourceId, recording: Recording) -> RecordingFile:
         before_s, after_s = recording.before_s, recording.after_s
@@ -172,11 +193,10 @@ def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls:
         return await calls.run(lambda: control.rules(source_id))
 
     @router.put("/{source_id}/rules", summary="Another analytics section, from its next frame on.")
-    async def change_rules(source_id: SourceId, section: Annotated[dict[str, object], Body()]) -> object:
+    async def change_rules(
+        source_id: SourceId, section: Annotated[dict[str, object], Body()], response: Response
+    ) -> object:
         """Points are pixels, or from 0 to 1 of the picture's width and height. Rules that stay keep their counts."""
-
-        def change() -> object:
-            control.set_rules(source_id, section)
-            return control.rules(source_id)
-
-        return await calls.run(change)
+        change = RulesChanged(source_id, section)
+        await make(calls, options, response, (change, lambda: control.set_rules(source_id, section)))
+        return await calls.run(lambda: control.rules(source_id))

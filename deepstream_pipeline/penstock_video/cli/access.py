@@ -23,11 +23,15 @@ from penstock.gateway.settings_sources import KEYS_VARIABLE
 from penstock.logs import get_logger
 from penstock.protocol.identity import ALL_ROLES, Role
 from penstock.tls import Certificates, CurrentTls, TlsFileError, subject_of
-from penstock_video.api.options import KEY_VARIABLE, ApiRefused, ApiSecurity, Audit
+from penstock_video.api.options import KEY_VARIABLE, ApiParts, ApiRefused, Audit
+from penstock_video.errors import ChangeNotSaved
+from penstock_video.settings.loader import Flags
 from penstock_video.settings.models import ApiSettings
+from penstock_video.settings.saving import SettingsFile
 
 OWN_KEY = "api-key"  # name of the key in KEY_VARIABLE
 NO_ROLE = "none"
+_NOT_IN_FILE = {"--source": "sources", "--rules": "rules", "--line": "lines", "--zone": "zones"}
 _REQUESTS, _BODY_BYTES = 256, 256 << 20  # in flight; no client comes near: connections are limited before
 
 log = get_logger("video")
@@ -45,16 +49,28 @@ class SecurityFlags:
     anonymous: str | None = None
 
 
-def security_of(flags: SecurityFlags, environ: Mapping[str, str]) -> ApiSecurity:
+def security_of(flags: SecurityFlags, environ: Mapping[str, str]) -> ApiParts:
     """Exit code 2, with the reason, for a file or value that cannot be used."""
     try:
-        return ApiSecurity(
+        return ApiParts(
             access=_access(flags, environ),
             tls=_tls(flags.tls_cert, flags.tls_key, flags.tls_client_ca),
             audit=_audit(flags.audit_log),
         )
     except (AccessFileError, ApiRefused, AuditLogError, TlsFileError, ValueError) as error:
         fail(str(error), code=2)
+
+
+def saver_of(config: Path | None, flags: Flags, environ: Mapping[str, str]) -> SettingsFile:
+    """Writes changes to the settings file. Exit code 2, with the reason, if it and the run could not agree."""
+    given = [name for name, value in _NOT_IN_FILE.items() if getattr(flags, value)]
+    if config is None or given:
+        what = f"{', '.join(given)} would be missing in it" if given else "name one"
+        fail(f"--save-changes writes to the settings file (CONFIG.yaml), and {what}", code=2)
+    try:
+        return SettingsFile(config, dict(environ), flags)
+    except ChangeNotSaved as error:
+        fail(error.message, code=2)
 
 
 def warn_of_short_key(settings: ApiSettings, environ: Mapping[str, str]) -> None:

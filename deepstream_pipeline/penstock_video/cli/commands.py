@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,8 +15,8 @@ from penstock.gateway.settings_sources import KEYS_VARIABLE
 from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
 from penstock.logs import LogFormat, configure_logs
 from penstock.process import remove_working_directory
-from penstock_video.api.options import KEY_VARIABLE, NO_SECURITY, ApiSecurity
-from penstock_video.cli.access import SecurityFlags, security_of, warn_of_short_key
+from penstock_video.api.options import DEFAULT_PARTS, KEY_VARIABLE, ApiParts
+from penstock_video.cli.access import SecurityFlags, saver_of, security_of, warn_of_short_key
 from penstock_video.cli.check import check
 from penstock_video.cli.engine import engine_for, may_share_card
 from penstock_video.cli.progress import refuse_settings, watch_for
@@ -174,6 +174,14 @@ EventsMaxBytes = Annotated[
 EventsMaxDays = Annotated[
     float | None, typer.Option(min=0.001, max=36_500, help="age at which events and their recordings are removed [30]")
 ]
+SaveChanges = Annotated[
+    bool,
+    typer.Option(
+        "--save-changes",
+        help="write changes of sources and rules over the control API to CONFIG.yaml; its comments move to "
+        "CONFIG.yaml.orig [off]",
+    ),
+]
 Duration = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="end after this time, as after the last file [no limit]")
 ]
@@ -210,17 +218,13 @@ def run(
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
-    allowed_host: AllowedHosts = None,
-    cors_origin: CorsOrigins = None,
-    allow_outbound: AllowOutbound = None,
+    allowed_host: AllowedHosts = None, cors_origin: CorsOrigins = None, allow_outbound: AllowOutbound = None,
     tls_cert: TlsCertificate = None, tls_key: TlsKey = None, tls_client_ca: TlsClientCa = None,
     audit_log: AuditFile = None, access_file: AccessFile = None, anonymous: Anonymous = None,
-    events: Events = None, events_folder: EventsFolder = None,
+    save_changes: SaveChanges = False, events: Events = None, events_folder: EventsFolder = None,
     events_max_bytes: EventsMaxBytes = None, events_max_days: EventsMaxDays = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
-    duration: Duration = None,
-    realtime: Realtime = False,
-    decoder: Decoder = None,
+    duration: Duration = None, realtime: Realtime = False, decoder: Decoder = None,
     as_json: AsJson = False,
     no_progress: NoProgress = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
@@ -246,19 +250,21 @@ def run(
     )  # fmt: skip
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)
     security = SecurityFlags(tls_cert, tls_key, tls_client_ca, audit_log, access_file, anonymous)
-    raise typer.Exit(_run(config, flags, how, security_of(security, os.environ)))
+    parts = security_of(security, os.environ)
+    parts = replace(parts, saver=saver_of(config, flags, os.environ)) if save_changes else parts
+    raise typer.Exit(_run(config, flags, how, parts))
 
 
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
 app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
 
 
-def program_of(settings: VideoSettings, place: EngineAddress, security: ApiSecurity = NO_SECURITY) -> "Program":
-    """The video program. Only here are decoding and drawing imported. security: of the control API."""
+def program_of(settings: VideoSettings, place: EngineAddress, api: ApiParts = DEFAULT_PARTS) -> "Program":
+    """The video program. Only here are decoding and drawing imported. api: parts of the control API."""
     from penstock_video.main import Program
 
     remove_working_directory()
-    return Program(settings, place, security)
+    return Program(settings, place, api)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +278,7 @@ class Manner:
     duration_s: float | None = None
 
 
-def _run(config: Path | None, flags: Flags, how: Manner, security: ApiSecurity) -> int:
+def _run(config: Path | None, flags: Flags, how: Manner, api: ApiParts) -> int:
     """The exit code."""
     if how.duration_s is not None and not 0 < how.duration_s < math.inf:
         fail(f"--duration is {how.duration_s:g}: give seconds above 0")
@@ -293,5 +299,5 @@ def _run(config: Path | None, flags: Flags, how: Manner, security: ApiSecurity) 
     engine = partial(engine_for, settings.engine, models, dict(os.environ), watch.note, shares_memory=shares)
     for secret in (KEYS_VARIABLE, KEY_VARIABLE):
         os.environ.pop(secret, None)  # no decode process needs it
-    parts = RunParts(engine, partial(program_of, security=security), security)
+    parts = RunParts(engine, partial(program_of, api=api), api)
     return run_to_its_end(settings, watch, parts, is_json=how.is_json, duration_s=how.duration_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 from penstock.cli.terminal import fail, print_failure, table_console
 from penstock.gateway.workers.interrupt_affinity import avoid_interrupted_cores
 from penstock.logs import get_logger
-from penstock_video.api.options import ApiOptions, ApiRefused, ApiSecurity, check_address
+from penstock_video.api.options import ApiOptions, ApiParts, ApiRefused, check_address
 from penstock_video.cli.engine import EngineUnavailable, share_card
 from penstock_video.cli.progress import QuietWatch, refuse_settings, write_json
 from penstock_video.cli.summary import (
@@ -53,11 +53,11 @@ EngineOf = Callable[[], AbstractContextManager[EngineAddress]]
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """engine: runs the engine. program_of: creates the program. security: of the control API."""
+    """engine: runs the engine. program_of: creates the program. api: parts of the control API."""
 
     engine: EngineOf
     program_of: ProgramOf
-    security: ApiSecurity
+    api: ApiParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +150,19 @@ def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost:
     return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
 
 
-def require_api_address(settings: ApiSettings, security: ApiSecurity) -> None:
+def require_api_address(settings: ApiSettings, parts: ApiParts) -> None:
     """Raises PipelineError if the API's address cannot be bound, before the engine starts."""
     if not settings.is_enabled:
         return
     try:
-        options = ApiOptions.of(settings, security)
+        options = ApiOptions.of(settings, parts)
     except ApiRefused as error:
         raise InvalidSettings([SettingsFault("api", error.message)]) from error
     check_address(options)
 
 
 def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: RunParts) -> RunEnd:
-    require_api_address(settings.api, parts.security)
+    require_api_address(settings.api, parts.api)
     with parts.engine() as place:
         share_card(place, os.environ)
         program = parts.program_of(settings, place)

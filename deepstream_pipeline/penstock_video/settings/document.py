@@ -151,7 +151,7 @@ _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 def read_document(path: Path) -> yaml.Node | None:
     """The file's only document; None if it is empty. Raises InvalidSettings."""
-    return parse_document(_read(path), str(path))
+    return parse_document(read_text(path), str(path))
 
 
 def parse_document(text: str, name: str) -> yaml.Node | None:
@@ -177,7 +177,8 @@ def position_of(name: str, node: yaml.Node) -> str:
     return _position(name, node.start_mark)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a settings file. Raises InvalidSettings."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

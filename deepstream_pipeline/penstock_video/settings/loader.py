@@ -13,7 +13,15 @@ import yaml
 
 from penstock_video.decode.uri import is_live
 from penstock_video.interfaces import Extension
-from penstock_video.settings.document import SettingsFaults, Variables, choices, did_you_mean, read_document, shown
+from penstock_video.settings.document import (
+    SettingsFaults,
+    Variables,
+    choices,
+    did_you_mean,
+    parse_document,
+    read_text,
+    shown,
+)
 from penstock_video.settings.events import EventFlags, event_options
 from penstock_video.settings.models import (
     MODEL_FORM,
@@ -193,17 +201,17 @@ def here() -> Surroundings:
 
 
 def read_settings(
-    path: Path | None, flags: Flags = NO_FLAGS, *, surroundings: Surroundings | None = None
+    path: Path | None, flags: Flags = NO_FLAGS, *, surroundings: Surroundings | None = None, text: str | None = None
 ) -> VideoSettings:
-    """Settings of the file and the flags. path: None for flags alone. Raises InvalidSettings with every fault."""
+    """Settings of the file and the flags. path: None for flags alone. text: in place of the file's own. Raises
+    InvalidSettings with every fault."""
     around = surroundings or here()
-    complaints = SettingsFaults()
-    variables = Variables(around.environ)
-    reading = Reading(str(path or ""), path.parent if path is not None else Path(), complaints, variables)
-    root = Section(read_document(path) if path is not None else None, "", reading)
+    reading = Reading(str(path or ""), (path or Path("-")).parent, SettingsFaults(), Variables(around.environ))
+    node = None if path is None else parse_document(read_text(path) if text is None else text, str(path))
+    root = Section(node, "", reading)
     settings = _read(root, flags, around)
     root.close()
-    complaints.raise_any()
+    reading.complaints.raise_any()
     return settings
 
 
@@ -336,7 +344,7 @@ def _analytics(root: Section, flags: Flags) -> Plain | None:
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
     """The analytics section in a file, alone or under `analytics:`. Raises InvalidSettings."""
     below = replace(reading, file=str(path), folder=path.parent)
-    node = read_document(path)
+    node = parse_document(read_text(path), str(path))
     root = Section(node, "", below)
     if "analytics" in root or node is None:
         return root.plain("analytics")

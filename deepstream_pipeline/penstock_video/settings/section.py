@@ -43,6 +43,11 @@ class Reading:
     complaints: SettingsFaults
     variables: Variables
 
+    @classmethod
+    def of(cls, path: Path, environ: Mapping[str, str]) -> "Reading":
+        """For a file."""
+        return cls(str(path), path.parent, SettingsFaults(), Variables(environ))
+
 
 class InvalidValue(ValueError):
     """What a value must be instead. is_shown: whether the message may have the value."""

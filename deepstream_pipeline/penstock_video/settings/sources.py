@@ -228,6 +228,14 @@ def read_sources(sections: Iterable[Section], *, has_tracker: bool = True) -> tu
     return tuple(draft for section in sections for draft in _read_source(section, has_tracker=has_tracker))
 
 
+def entry_sources(sections: Sequence[Section]) -> tuple[tuple[SourceConfig, ...], ...]:
+    """The sources of each section, with their IDs. Their rules are not checked."""
+    found = [_read_source(section, has_tracker=True) for section in sections]
+    complaints = sections[0].reading.complaints if sections else SettingsFaults()
+    named = iter(named_sources([draft for drafts in found for draft in drafts], complaints))
+    return tuple(tuple(next(named).config for _ in drafts) for drafts in found)
+
+
 def named_sources(drafts: Iterable[Draft], complaints: SettingsFaults) -> tuple[SourceSettings, ...]:
     """Gives each a unique ID; reports duplicates that were configured."""
     drafts = tuple(drafts)
@@ -271,6 +279,7 @@ class SourceSection(BaseModel):
     transport: Literal["tcp", "udp"] = Field(default="tcp", alias="rtsp-transport")
     record_cache_s: float = Field(default=_DEFAULT.record_cache_s, alias="smart-rec-cache", ge=0, le=600)
     decoder: DecoderKind = _DEFAULT.decoder
+    is_from_api: bool = Field(default=_DEFAULT.is_from_api, alias="from-api")
 
     def config(self, uri: str) -> SourceConfig:
         """The source's configuration with one of its URIs."""

@@ -1,12 +1,15 @@
 """Trying an address, and changing a source that runs."""
 
 import base64
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.errors import DecodeError, SourceRefused
+from penstock_video.interfaces import Change, RulesChanged, Saved, SourceAdded, SourceChanged, SourceRemoved
 from penstock_video.types import SourceConfig
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import JPEG, FakePipeline, one_key, serving
@@ -82,6 +85,42 @@ def test_options_are_read_and_written_back_without_the_password(api: ApiServer, 
     answer = ask(api.url, "PUT", "/v1/streams/door", options)
     assert (answer.status, answer.json["source_id"]) == (200, "door")
     assert pipeline.configs["door"] == DOOR
+
+
+class KeptChanges:
+    """A saver that remembers the changes and says that they were saved."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def apply(self, change: Change, run: Callable[[], None]) -> Saved:
+        run()
+        self.changes.append(change)
+        return Saved.YES
+
+
+def test_each_change_goes_to_the_saver_and_its_answer_says_so(pipeline: FakePipeline) -> None:
+    """Ours and DeepStream's; without --save-changes the answer says `off`."""
+    saver, new = KeptChanges(), {"uri": "rtsp://camera.example/1", "source_id": "door"}
+    changed = {"camera_id": "gate", "camera_url": "rtsp://camera.example/2", "change": "camera_add"}
+    config = SourceConfig("rtsp://camera.example/1", "door", is_from_api=True)
+    gate = SourceConfig("rtsp://camera.example/2", "gate", is_from_api=True)
+    udp = SourceChanged(replace(config, is_udp=True), is_new_address=False)
+    requests: list[tuple[str, str, object, Change]] = [
+        ("POST", "/v1/streams", new, SourceAdded(config)),
+        ("PUT", "/v1/streams/door", {"uri": new["uri"], "is_udp": True}, udp),
+        ("PUT", "/v1/streams/door/rules", {}, RulesChanged("door", {})),
+        ("POST", "/api/v1/stream/add", {"value": changed}, SourceAdded(gate)),
+        ("POST", "/api/v1/stream/remove", {"value": {**changed, "change": "camera_remove"}}, SourceRemoved("gate")),
+        ("DELETE", "/v1/streams/door", None, SourceRemoved("door")),
+    ]
+    with serving(pipeline, ApiOptions(port=0, saver=saver)) as api:
+        for method, path, body, _ in requests:
+            assert ask(api.url, method, path, body).headers["x-penstock-saved"] == "yes", path
+    assert saver.changes == [change for *_, change in requests]
+    with serving(pipeline) as api:
+        answer = ask(api.url, "POST", "/v1/streams", new)
+        assert (answer.json["saved"], answer.headers["x-penstock-saved"]) == ("off", "off")
 
 
 def test_name_and_options_change_under_the_same_address(api: ApiServer, pipeline: FakePipeline) -> None:

@@ -20,7 +20,11 @@ DOOR = {"uri": "rtsp://camera/1", "source_id": "door"}
 def test_stream_that_is_added_is_listed_and_read(api: ApiServer, pipeline: FakePipeline) -> None:
     """What was added is there, under its own address, with the configuration that was given."""
     added = ask(api.url, "POST", "/v1/streams", {**DOOR, "camera_name": "Front", "policy": "drop-oldest"})
-    assert (added.status, added.json, added.headers["location"]) == (201, {"source_id": "door"}, "/v1/streams/door")
+    assert (added.status, added.json, added.headers["location"]) == (
+        201,
+        {"source_id": "door", "saved": "off"},
+        "/v1/streams/door",
+    )
     assert pipeline.configs["door"] == SourceConfig(
         "rtsp://camera/1", "door", "Front", policy=DropPolicy.DROP_OLDEST, is_from_api=True
     )
