@@ -104,7 +104,8 @@ def test_daemon_of_a_running_stack_is_shown_and_not_ended(ask: Ask, place: Path)
     refused = ask("stop", "--directory", str(pipes))
     assert (refused.exit_code, "penstock up" in refused.stderr) == (1, True)
     (pipes / "owner").unlink()
-    assert ask("stop", "--directory", str(pipes), "--grace-s", "0").exit_code == 0
+    ended = ask("stop", "--directory", str(pipes), "--grace-s", "0", "--json")
+    assert (ended.exit_code, json.loads(ended.stdout)) == (0, {"directory": str(pipes)})
 
 
 def test_status_tells_how_busy_the_card_is_and_what_each_client_has(ask: Ask, place: Path, monkeypatch: Patch) -> None:

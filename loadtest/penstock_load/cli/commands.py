@@ -242,7 +242,10 @@ app.command("history", short_help="List earlier runs, with their commits.")(hist
 
 
 @app.command(short_help="Write report.html and report.md of a run again.")
-def report(folder: Annotated[Path, typer.Argument(exists=True, help="the folder of a run, or a run.json")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(exists=True, help="the folder of a run, or a run.json")],
+    as_json: Annotated[bool, typer.Option("--json", help="the path in an object, and nothing else")] = False,
+) -> None:
     """Write report.html and report.md again, from run.json alone."""
     try:
         path = write_reports(read_run_folder(folder).run, folder if folder.is_dir() else folder.parent)
@@ -252,7 +255,10 @@ def report(folder: Annotated[Path, typer.Argument(exists=True, help="the folder 
         fail(f"{folder}: the report could not be written: {error.strerror or error}", code=1)
     except (ArithmeticError, ValueError) as error:
         fail(f"{folder}: it holds figures that no run has, so it is damaged ({error}); run the scenario again", code=1)
-    typer.echo(f"report: {path}")
+    if as_json:
+        write_json({"report": str(path)})
+    else:
+        typer.echo(f"report: {path}")
 
 
 @app.command(short_help="List the scenarios that ship.")

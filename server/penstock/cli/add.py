@@ -22,7 +22,7 @@ from penstock.cli.gateway_client import (
 )
 from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
-from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable
+from penstock.cli.terminal import AsJson, fail, print_failure, print_json, progress_bar, stoppable
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
@@ -106,6 +106,7 @@ def remove(
     url: Url = None,
     api_key: ApiKey = "",
     home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Unload a model from the running gateway, and remove its folder."""
     from penstock.models.add import check_name, remove_model
@@ -124,11 +125,17 @@ def remove(
         fail(str(error), code=1)
     except InferenceError as error:
         print_failure(f"{name} is not unloaded at {gateway.url}: {error}")
+    removed = None
     try:
-        typer.echo(f"removed {remove_model(name, home=settings.home_path)}")
+        removed = remove_model(name, home=settings.home_path)
     except CatalogueError as error:
         if not was_served:
             fail(str(error), code=1)
+    if as_json:
+        print_json({"model": name, "folder": removed and str(removed)})
+    elif removed:
+        typer.echo(f"removed {removed}")
+    else:
         typer.echo(f"{name} is unloaded at {gateway.url}; it has no folder in {folder.parent}")
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from penstock.cli.gateway_client import API_KEY_VARIABLE, GatewayClient, local_url
 from penstock.cli.model_list import in_short
-from penstock.cli.terminal import one_line
+from penstock.cli.terminal import AsJson, one_line, waiting
 from penstock.doctor import finding as configuration
 from penstock.doctor.examination import examine
 from penstock.doctor.finding import Finding, Severity, StackPlan, can_serve
@@ -30,7 +30,7 @@ STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow
 
 def doctor(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings, as for `penstock up`")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at this machine as `penstock up` would use it, and say what to do.
 
@@ -39,7 +39,8 @@ def doctor(
     there is a problem.
     """
     settings, mistake = _settings(config)
-    findings = [*configuration.settings_findings(mistake, _given(config)), *examine(plan_of(settings))]
+    with waiting("looking at this machine"):
+        findings = [*configuration.settings_findings(mistake, _given(config)), *examine(plan_of(settings))]
     gateway = GatewayClient(local_url(settings), os.environ.get(API_KEY_VARIABLE, ""))
     findings += model_findings(gateway)
     if as_json:

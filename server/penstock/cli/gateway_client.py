@@ -1,5 +1,6 @@
 """The running gateway for commands, by the Python client, and the flags and defaults that find it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -155,8 +156,8 @@ def settings_or_fail(home: Path | None = None) -> Settings:
 
 
 def gateway_url(given: str | None) -> str:
-    """The address that was given, else that of a gateway of this machine."""
-    return local_url(settings_or_fail()) if given is None else given
+    """The address that was given or is in PENSTOCK_GATEWAY_URL, else that of a gateway of this machine."""
+    return given or os.environ.get(GATEWAY_VARIABLE) or local_url(settings_or_fail())
 
 
 def local_url(settings: Settings) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.terminal import fail
+from penstock.cli.terminal import AsJson, fail, print_json
 from penstock.gateway.auth.access_file import AccessFileError, EmptyAccessFile, read_access_file
 from penstock.gateway.auth.api_keys import InvalidApiKey, check_key_name, digest_of, new_secret, roles_of
 from penstock.protocol.identity import Role
@@ -31,6 +31,7 @@ def new(
     share: Annotated[
         float | None, typer.Option(help="maximum share of requests in flight, up to 1 [0.5 if there are other keys]")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a key and print it once. The file has only its hash.
 
@@ -59,7 +60,10 @@ def new(
         fail(str(error))
     except OSError as error:
         fail(f"{file} cannot be written ({error.strerror}); give --file another place")
-    typer.echo(secret)
+    if as_json:
+        print_json({"name": name, "key": secret, "roles": list(dict.fromkeys(words)), "file": str(file)})
+    else:
+        typer.echo(secret)
     typer.echo(f"{file} has only the hash of this key: store the key now, it cannot be shown again", err=True)
 
 

@@ -26,7 +26,7 @@ from penstock.cli.model_list import (
     unknown_model,
 )
 from penstock.cli.optimize import optimize
-from penstock.cli.terminal import fail, print_json, progress_bar, stoppable, table_console
+from penstock.cli.terminal import AsJson, fail, print_json, progress_bar, stoppable, table_console, waiting
 from penstock.gateway.batching.explanation import WHY_CLOSED
 from penstock.models.catalogue import CatalogueEntry, CatalogueError, find_entry, read_catalogue
 from penstock.models.model_folder import repository_of
@@ -206,6 +206,7 @@ def pull(
     url: Url = None,
     api_key: ApiKey = "",
     home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a model of the catalogue, verify it, and load it where a gateway runs on this machine."""
     settings = settings_or_fail(home)
@@ -215,36 +216,47 @@ def pull(
             pulled = _pull_with_progress(entry, source, settings.home_path)
     except CatalogueError as error:
         fail(str(error), code=1)
-    place = f"already in {pulled.folder}, its model file unchanged" if pulled.was_present else f"in {pulled.folder}"
-    typer.echo(f"{name} is {place} (SHA-256 verified, licence {entry.licence})")
-    if pulled.was_present and source is not None:
-        typer.echo(f"{source} was not read; to install from it, remove {pulled.folder / MODEL_FILE} and pull again")
-    if entry.untried:
-        typer.echo(f"{UNTRIED_TEXT} {name}: check its answers on your own pictures")
-    for file_name in pulled.preserved:
-        path = pulled.folder / file_name
-        typer.echo(
-            f"kept your {file_name}, which differs from the catalogue's; to replace it, remove {path} and pull again"
-        )
+    if not as_json:
+        for line in _pulled_lines(entry, pulled, source):
+            typer.echo(line)
     try:
-        typer.echo(load_where_one_runs(name, gateway_of(url, api_key), settings))
+        with waiting(f"loading {name}"):
+            state = load_where_one_runs(name, gateway_of(url, api_key), settings)
     except InferenceError as error:
         fail(str(error), code=1)
+    if as_json:
+        place = {"folder": str(pulled.folder), "changed": not pulled.was_present, "preserved": list(pulled.preserved)}
+        print_json({"model": name, **place, "licence": entry.licence, "state": state})
+    else:
+        typer.echo(state)
+
+
+def _pulled_lines(entry: CatalogueEntry, pulled: Pulled, source: str | None) -> Iterator[str]:
+    place = f"already in {pulled.folder}, its model file unchanged" if pulled.was_present else f"in {pulled.folder}"
+    yield f"{entry.name} is {place} (SHA-256 verified, licence {entry.licence})"
+    if pulled.was_present and source is not None:
+        yield f"{source} was not read; to install from it, remove {pulled.folder / MODEL_FILE} and pull again"
+    if entry.untried:
+        yield f"{UNTRIED_TEXT} {entry.name}: check its answers on your own pictures"
+    for file_name in pulled.preserved:
+        path = pulled.folder / file_name
+        yield f"kept your {file_name}, which differs from the catalogue's; to replace it, remove {path} and pull again"
 
 
 @app.command(short_help="Load a model, or load it again after a change.")
-def load(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
+def load(name: Name, url: Url = None, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Load a model of the gateway's repositories, or load it again after a change."""
     gateway = gateway_of(url, api_key)
     try:
-        gateway.load(name)
+        with waiting(f"loading {name}"):
+            gateway.load(name)
     except InferenceError as error:
         fail(load_failure(name, str(error), settings_or_fail()), code=1)
-    typer.echo(f"{name} is loaded at {gateway.url}")
+    _print_state(name, "loaded", gateway.url, as_json=as_json)
 
 
 @app.command()
-def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
+def unload(name: Name, url: Url = None, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Take a model out of service; it stays on disk."""
     gateway = gateway_of(url, api_key)
     try:
@@ -254,7 +266,14 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
         gateway.unload(name)
     except InferenceError as error:
         fail(str(error), code=1)
-    typer.echo(f"{name} is unloaded at {gateway.url}")
+    _print_state(name, "unloaded", gateway.url, as_json=as_json)
+
+
+def _print_state(name: str, state: str, url: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"model": name, "state": state, "url": url})
+    else:
+        typer.echo(f"{name} is {state} at {url}")
 
 
 app.command(short_help="Show a model file's recognised layout and its card.")(inspect)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.terminal import fail, one_line, print_json
+from penstock.cli.terminal import AsJson, fail, one_line, print_json
 from penstock.engines.run_directory import RunDirectoryRefused, make_private
 from penstock.gateway.workers.running_stacks import run_folders
 from penstock.gpu.mps.control import (
@@ -35,7 +35,6 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 Directory = Annotated[
     Path | None, typer.Option(help="folder of the daemon's pipes [CUDA_MPS_PIPE_DIRECTORY, else one of this user]")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +122,7 @@ def status(directory: Directory = None, as_json: AsJson = False) -> None:
 def stop(
     directory: Directory = None,
     grace_s: Annotated[int, typer.Option(min=0, help="seconds for its clients to end in [10]")] = 10,
+    as_json: AsJson = False,
 ) -> None:
     """End the daemon and its servers; clients that still compute fail. Exit code 1 where there is none to end."""
     directory = directory or _usual_directory()
@@ -134,7 +134,10 @@ def stop(
         asyncio.run(stop_background(MpsControl(directory), quit_s=grace_s))
     except MpsError as error:
         fail(str(error), code=1)
-    _write(f"the MPS daemon in {directory} has ended")
+    if as_json:
+        print_json({"directory": str(directory)})
+    else:
+        _write(f"the MPS daemon in {directory} has ended")
 
 
 def lines_of(shown: MpsView) -> list[str]:

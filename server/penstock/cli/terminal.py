@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
 import typer
@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # other commands need no bar
     from rich.progress import Progress, ProgressColumn
 
 NO_WIDTH_LIMIT = 10_000
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")]
 _STOPPED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -32,6 +33,16 @@ def progress_bar(*columns: "ProgressColumn") -> "Progress":
     shown = columns or (MofNCompleteColumn(), TimeElapsedColumn())
     leading = (TextColumn("{task.description}"), BarColumn())
     return Progress(*leading, *shown, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """On a terminal, shows what the command waits for, and for how long."""
+    from rich.progress import TimeElapsedColumn
+
+    with progress_bar(TimeElapsedColumn()) as bar:
+        bar.add_task(text, total=None)
+        yield
 
 
 def print_json(value: object) -> None:
