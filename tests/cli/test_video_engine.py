@@ -196,11 +196,12 @@ def test_own_engine_is_announced_and_shows_its_last_words_if_it_cannot_start() -
 
 
 def test_own_engine_listens_on_loopback_with_the_models_asked_for() -> None:
-    """On free ports, whatever the environment says of hosts; no key is in its command line."""
+    """On free ports, without a console, whatever the environment says of hosts; no key is in its command line."""
     command = own_engine_command(EngineChoice.AUTO, ["a", "b"])
     assert command[-4:] == ["--engine", "auto", "--models", "a,b"]
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command.count("0") == 6
+    assert command[command.index("--console") + 1] == "off"
     assert own_engine_command(EngineChoice.AUTO, ["a"], shares_memory=True)[-3:] == [
         "--models",
         "a",

@@ -183,6 +183,6 @@ def test_command_of_a_page_runs(
     assert done.stdout or done.stderr
     if words[1:3] == ["video", "run"]:
         results = {path.name for path in (tmp_path / "out").iterdir()}
-        assert results == {"annotated.mp4", "poster.jpg", "objects.jsonl", "events.jsonl"}
+        assert results == {"annotated.mp4", "poster.jpg", "objects.jsonl", "events.jsonl", "events"}
     if "--draw" in words:
         assert (tmp_path / words[words.index("--draw") + 1]).stat().st_size > 1000

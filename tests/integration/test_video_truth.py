@@ -56,10 +56,10 @@ def seen(shared_dir: Path) -> list[SeenFrame]:
 
 
 def test_run_of_a_clip_ends_well_and_says_what_it_wrote(done: tuple[Ended, Path]) -> None:
-    """Exit code 0, every frame inferred, none dropped, and the four files."""
+    """Exit code 0, every frame inferred, none dropped, and the files."""
     ended, out = done
     assert ended.code == 0, ended.err
-    names = {"annotated.mp4", "poster.jpg", "objects.jsonl", "events.jsonl"}
+    names = {"annotated.mp4", "poster.jpg", "objects.jsonl", "events.jsonl", "events"}
     assert {path.name for path in out.iterdir()} == names
     assert all(str(out / name) in ended.out for name in names)
     assert f"{FRAMES} frames in " in ended.out

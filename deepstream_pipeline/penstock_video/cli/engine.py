@@ -247,6 +247,7 @@ def may_share_card(settings: VideoSettings) -> bool:
 def own_engine_command(choice: EngineChoice, models: Sequence[str], *, shares_memory: bool = False) -> list[str]:
     """The command line of our own engine."""
     bond = [sys.executable, "-P", "-m", UP_CHILD, str(os.getpid()), "up", "--host", "127.0.0.1", *_FREE_PORTS]
+    bond += ["--console", "off"]
     shared = ["--allow-client-shm"] if shares_memory else []
     return [*bond, "--engine", choice.value, "--models", ",".join(models), *shared]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from penstock_video.detections import foot_cells
 from penstock_video.store.records import GRID_HEIGHT, GRID_WIDTH, Box
 from penstock_video.types import FrameResult
 
@@ -277,20 +278,17 @@ class HeatBook:
 
     def observe(self, result: FrameResult, at: float) -> None:
         """Adds the feet of a frame, for the time since the source's last one, at most a second."""
-        frame, boxes = result.frame, result.tracks.detections.xyxy
+        frame, found = result.frame, result.tracks.detections
         before_s = self._seen_s.get(frame.source_id)
         self._seen_s[frame.source_id] = frame.pts_s
-        if before_s is None or not len(boxes):
+        if before_s is None or not len(found):
             return
         step_s = min(max(frame.pts_s - before_s, 0.0), _MOST_STEP_S)
-        feet = np.stack([(boxes[:, 0] + boxes[:, 2]) / 2 / frame.width, boxes[:, 3] / frame.height], axis=1)
-        feet = feet[np.isfinite(feet).all(axis=1)]
-        cells = (np.clip(feet, 0.0, 0.999_999) * (GRID_WIDTH, GRID_HEIGHT)).astype(np.int64)
         key = (frame.source_id, int(at // 3600))
         grid = self._grids.get(key)
         if grid is None:
             grid = self._grids[key] = np.zeros((GRID_HEIGHT, GRID_WIDTH), np.float32)
-        np.add.at(grid, (cells[:, 1], cells[:, 0]), step_s)
+        np.add.at(grid, foot_cells(found, frame.width, frame.height, grid.shape), step_s)
 
     def end_source(self, source_id: str) -> None:
         """Forgets when the source was last seen."""
