@@ -23,6 +23,7 @@ _MAX_TRAILS = 512
 _MASK_STRENGTH = 0.4
 _NARROW_PX = 400  # in narrower pictures, labels have no score
 _LONGEST_LABEL = 32  # characters of a class
+_CROWDED_SHARE, _CALM_SHARE = 0.22, 0.16  # of the picture under full labels: where they become short, and full again
 Sides = Mapping[int, Side | None]  # of each track's box: where its label is
 
 
@@ -59,6 +60,7 @@ class _Memory:
         self.trails: OrderedDict[int, Trail] = OrderedDict()
         self.flashes: dict[str, float] = {}
         self.sides: Sides = {}
+        self.is_crowded = False
         self.drawn: dict[int, ByteArray] = {}  # of the newest frame, by width
 
     def observe(self, result: FrameResult, trail_s: float) -> None:
@@ -198,7 +200,18 @@ def _draw_objects(sheet: Sheet, options: OsdOptions, names: RuleNames, memory: _
         places = LabelLayout((sheet.canvas.width, sheet.canvas.height), sheet.canvas.lettering.height)
         names.keep_free(places)
         by_age = sorted(drawn, key=lambda one: int(tracks.track_id[one.index]))
-        memory.sides = _draw_labels(sheet, by_age, options, places, memory.sides)
+        texts = [_texts(sheet, one.index, options) for one in by_age]
+        memory.is_crowded = _is_crowded(sheet.canvas, texts, was_crowded=memory.is_crowded)
+        if memory.is_crowded:
+            texts = [forms[-1:] for forms in texts]
+        memory.sides = _draw_labels(sheet, list(zip(by_age, texts, strict=True)), places, memory.sides)
+
+
+def _is_crowded(canvas: Canvas, texts: Sequence[Sequence[str]], *, was_crowded: bool) -> bool:
+    """Whether full labels would cover too much of the picture, so that all are short. It does not flicker."""
+    area = sum(canvas.lettering.width(full) for full, *_ in texts) * canvas.lettering.height
+    share = _CALM_SHARE if was_crowded else _CROWDED_SHARE
+    return bool(area > share * canvas.width * canvas.height)
 
 
 def _draw_outlines(sheet: Sheet, drawn: Sequence[_Drawn]) -> None:
@@ -216,15 +229,14 @@ def _draw_outlines(sheet: Sheet, drawn: Sequence[_Drawn]) -> None:
 
 
 def _draw_labels(
-    sheet: Sheet, drawn: Sequence[_Drawn], options: OsdOptions, places: LabelLayout, former: Sides
+    sheet: Sheet, labelled: Sequence[tuple[_Drawn, Sequence[str]]], places: LabelLayout, former: Sides
 ) -> Sides:
-    """former: earlier label positions. Returns the new ones."""
+    """labelled: with the forms of each label, the best first. former: earlier label positions. Returns the new ones."""
     canvas, sides = sheet.canvas, dict[int, Side | None]()
     edge, width_of = canvas.line_px, canvas.lettering.width
-    texts = [_texts(sheet, one.index, options) for one in drawn]
-    boxes = [((one.first[0] - edge, one.first[1]), (one.second[0] + edge, one.second[1])) for one in drawn]
-    others = neighbours(boxes, max((width_of(first) for first, *_ in texts), default=0), places.height)
-    for one, forms, box, near in zip(drawn, texts, boxes, others, strict=True):
+    boxes = [((one.first[0] - edge, one.first[1]), (one.second[0] + edge, one.second[1])) for one, _ in labelled]
+    others = neighbours(boxes, max((width_of(first) for _, (first, *_) in labelled), default=0), places.height)
+    for (one, forms), box, near in zip(labelled, boxes, others, strict=True):
         track_id = int(sheet.result.tracks.track_id[one.index])
         for text in forms:
             if (width := width_of(text)) > canvas.width:

@@ -56,6 +56,19 @@ def test_osd_labels_of_a_crowd_can_all_be_read() -> None:
     assert marks[2] - marks[1] > 0.7 * (marks[1] - marks[0]) > 0.5 * marks[0] > 500
 
 
+def test_osd_labels_of_a_crowd_are_short_and_do_not_flicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a number of objects on each label is its number only, until there are clearly fewer objects."""
+    osd = Osd(replace(PLAIN, has_labels=True))
+    texts: list[str] = []
+    monkeypatch.setattr(Canvas, "plate", lambda canvas, text, *args, **more: texts.append(text))
+    short = []
+    for number, objects in enumerate((10, 25, 40, 25, 40, 10)):
+        texts.clear()
+        osd.draw(result(number, size=(854, 480), objects=objects))
+        short.append(all(text.startswith("#") for text in texts))
+    assert short == [False, False, True, True, True, False]
+
+
 def test_osd_places_of_labels_do_not_depend_on_the_order_of_the_tracks() -> None:
     """Who was there first keeps the better place, so that labels do not jump from frame to frame."""
     reported = result(0, size=(640, 480), objects=2)
