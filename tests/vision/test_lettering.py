@@ -66,7 +66,14 @@ def test_palette_carries_readable_text_and_shows_on_dark_pictures() -> None:
 
 @pytest.mark.parametrize(
     ("width", "height", "capital_px", "line_px"),
-    [(854, 480, 10, 2), (640, 480, 10, 2), (1920, 1080, 20, 4), (3840, 2160, 38, 8), (1080, 1920, 16, 3)],
+    [
+        (854, 480, 10, 2),
+        (640, 480, 10, 2),
+        (1920, 1080, 20, 4),
+        (3840, 2160, 38, 8),
+        (1080, 1920, 16, 3),
+        (600, 400, 9, 2),
+    ],
 )
 def test_lettering_grows_with_the_picture(width: int, height: int, capital_px: int, line_px: int) -> None:
     """Capital letters have about 2 % of the height of the picture; they are legible at 480p."""

@@ -28,7 +28,7 @@ def text_px_of(width: int, height: int) -> int:
 
 def line_px_of(width: int, height: int) -> int:
     """Line width in pixels for a picture of this size: 2 of 480p, 4 of 1080p, 8 of 2160p."""
-    return max(1, round(_side(width, height) / 270))
+    return max(1, round(0.6 + _side(width, height) / 300))
 
 
 def _side(width: int, height: int) -> float:
