@@ -1,6 +1,6 @@
 """The cheapest HTTP server that an image client takes for one: the same answer to everything, at once.
 
-`python -m loadtest.bench.null_server` prints its port and runs until its stdin is closed.
+`python -m loadtest.bench.null_server [JSON]` prints its port and runs until its stdin is closed.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from typing import cast
 
 import uvloop
 
-_BODY = b'{"results":[{}]}'
+_BODY = sys.argv[1].encode() if __name__ == "__main__" and sys.argv[1:] else b'{"results":[{}]}'
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 _LENGTH = b"content-length:"
 
