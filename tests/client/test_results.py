@@ -131,7 +131,7 @@ def test_notebook_shows_the_picture_and_escapes_every_text() -> None:
     assert set(re.findall(r"<(\w+)", shown)) == {"div", "img", "table", "tr", "th", "td"}
     (source,) = re.findall(r'src="([^"]*)"', shown)
     picture = cv2.imdecode(np.frombuffer(base64.b64decode(source.partition(",")[2]), np.uint8), cv2.IMREAD_COLOR)
-    assert picture.shape == (576, 960, 3)
+    assert picture.shape == (480, 800, 3)
     assert "http" not in shown
     assert "&lt;script&gt;" in shown
     assert "waited &lt;b&gt;" in shown

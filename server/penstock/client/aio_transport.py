@@ -33,7 +33,7 @@ class AioTransport:
             async with asyncio.timeout(attempt.timeout_s):
                 return await self._exchange(session, attempt)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._failure(error, attempt.timeout_s) from error
+            raise self._failure(error, attempt.timeout_s) from None  # its sentence has the cause
 
     async def aclose(self) -> None:
         """Closes the connections."""

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.protocol.errors import InvalidRequest
 
 Column = Sequence[Any] | np.ndarray[Any, np.dtype[Any]]
-MAX_SHOWN_ROWS, MAX_SHOWN_SIDE = 20, 960
+MAX_SHOWN_ROWS, MAX_SHOWN_SIDE, SHOWN_QUALITY = 20, 800, 80  # in a notebook
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
 
@@ -37,8 +37,15 @@ class Drawing(np.ndarray[Any, np.dtype[np.uint8]]):
         return data
 
     def _repr_jpeg_(self) -> bytes:
-        """What a notebook shows."""
-        return self.encoded(".jpg")
+        """What a notebook shows: the picture, made smaller if it is large."""
+        import cv2
+
+        pixels = np.asarray(self)
+        scale = MAX_SHOWN_SIDE / max(pixels.shape[:2])
+        if scale < 1:
+            pixels = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+        data: bytes = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, SHOWN_QUALITY])[1].tobytes()
+        return data
 
 
 def timings_text(timings_ms: Mapping[str, float]) -> str:
@@ -50,13 +57,7 @@ def timings_text(timings_ms: Mapping[str, float]) -> str:
 
 def notebook_html(drawn: Drawing, alt: str, notes: Sequence[str], columns: Mapping[str, Column]) -> str:
     """The drawn picture in the page itself, the notes and the first rows. All text is escaped."""
-    import cv2
-
-    pixels = np.asarray(drawn)
-    scale = MAX_SHOWN_SIDE / max(pixels.shape[:2])
-    if scale < 1:
-        pixels = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    data = base64.b64encode(cv2.imencode(".jpg", pixels)[1].tobytes()).decode()
+    data = base64.b64encode(drawn._repr_jpeg_()).decode()
     picture = f'<img style="max-width:100%" alt="{html.escape(alt)}" src="data:image/jpeg;base64,{data}">'
     text = " · ".join(html.escape(note) for note in notes)
     return f"<div>{picture}<div>{text}</div>{_table(columns)}</div>"

@@ -34,7 +34,7 @@ class GrpcTransport:
             call.cancel()  # type: ignore[no-untyped-call]
             raise late(self._options, attempt.timeout_s) from None
         except grpc.RpcError as error:
-            raise _failure(error, self._options, attempt) from error
+            raise _failure(error, self._options, attempt) from None  # its sentence has the cause
 
     def close(self) -> None:
         """Closes the channel."""
@@ -62,7 +62,7 @@ class AioGrpcTransport:
         except TimeoutError:
             raise late(self._options, attempt.timeout_s) from None
         except grpc.RpcError as error:
-            raise _failure(error, self._options, attempt) from error
+            raise _failure(error, self._options, attempt) from None  # its sentence has the cause
 
     async def aclose(self) -> None:
         """Closes the channel."""

@@ -72,7 +72,7 @@ class HttpTransport:
             with answer:
                 content = self._content(answer, limit_bytes)
         except (urllib3.exceptions.HTTPError, OSError, http.client.HTTPException) as error:
-            raise self._failure(error, attempt.timeout_s) from error
+            raise self._failure(error, attempt.timeout_s) from None  # its sentence has the cause
         headers = {name.lower(): value for name, value in answer.headers.items()}
         return HttpReply(answer.status, answer.reason or "", headers, content)
 
