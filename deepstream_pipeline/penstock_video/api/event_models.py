@@ -63,8 +63,11 @@ class TrackedObject(BaseModel):
     source_id: str
     track_id: int
     label: str
+    class_id: int
     first_time: str
     last_time: str
+    first_pts_s: float
+    last_pts_s: float
     duration_s: float
     frames: int
     score: float

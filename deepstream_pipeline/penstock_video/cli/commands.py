@@ -19,6 +19,7 @@ from penstock_video.api.options import DEFAULT_PARTS, KEY_VARIABLE, ApiParts
 from penstock_video.cli.access import SecurityFlags, saver_of, security_of, warn_of_short_key
 from penstock_video.cli.check import check
 from penstock_video.cli.engine import engine_for, may_share_card
+from penstock_video.cli.events import events as list_events
 from penstock_video.cli.progress import refuse_settings, watch_for
 from penstock_video.cli.replay import replay
 from penstock_video.cli.run import RunParts, run_to_its_end
@@ -256,6 +257,7 @@ def run(
 
 
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
+app.command("events", short_help="List or export the events that a run stored.")(list_events)
 app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
 
 

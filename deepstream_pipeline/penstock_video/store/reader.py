@@ -142,6 +142,12 @@ class EventReader:
             WHERE source_id = ? AND at >= ? AND at < ? GROUP BY kind, rule ORDER BY kind, rule LIMIT 1000"""
         return [RuleCount(*row) for row in self._rows(query, [source_id, since, until])]
 
+    def minutes(self) -> list[tuple[str, float, float]]:
+        """Each source with its first and last minute of occupancy, in unix seconds. Raises StoreUnreadable."""
+        query = """SELECT source_id, min(minute) * 60.0, max(minute) * 60.0 FROM occupancy
+            GROUP BY source_id ORDER BY source_id"""
+        return [(source_id, first, last) for source_id, first, last in self._rows(query, [])]
+
     def source_times(self, source_id: str) -> SourceTimes | None:
         """Times of the source; None if nothing is stored of it. Raises StoreUnreadable."""
         rows = self._rows("SELECT began_at, is_live FROM sources WHERE source_id = ?", [source_id])
