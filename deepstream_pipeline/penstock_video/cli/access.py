@@ -39,7 +39,8 @@ log = get_logger("video")
 
 @dataclass(frozen=True, slots=True)
 class SecurityFlags:
-    """Flags of the control API; None if not given. anonymous: roles of clients without a key, comma-separated."""
+    """Flags of the control API; None if not given. anonymous: roles of clients without a key, comma-separated.
+    keys: of a stack, beside those of the environment."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -47,6 +48,7 @@ class SecurityFlags:
     audit_log: Path | None = None
     access_file: Path | None = None
     anonymous: str | None = None
+    keys: tuple[ApiKey, ...] = ()
 
 
 def security_of(flags: SecurityFlags, environ: Mapping[str, str]) -> ApiParts:
@@ -97,7 +99,7 @@ def _audit(file: Path | None) -> Audit | None:
 
 def _access(flags: SecurityFlags, environ: Mapping[str, str]) -> Authenticator | None:
     """None if every client has all roles. Raises AccessFileError, ApiRefused, InvalidApiKey."""
-    keys = (*_listed_keys(environ), *_own_key(environ))
+    keys = (*flags.keys, *_listed_keys(environ), *_own_key(environ))
     file, anonymous = flags.access_file, _roles(flags.anonymous)
     if not keys and file is None and anonymous in (None, ALL_ROLES):
         return None

@@ -256,6 +256,14 @@ def run(
     raise typer.Exit(_run(config, flags, how, parts))
 
 
+@app.command("beside", hidden=True)
+def run_beside(run_dir: Path, config: Path) -> None:
+    """The video program of `penstock up --video`, which starts it."""
+    from penstock_video.cli.beside import beside
+
+    raise typer.Exit(beside(run_dir, config, program_of))
+
+
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
 app.command("events", short_help="List or export the events that a run stored.")(list_events)
 app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)

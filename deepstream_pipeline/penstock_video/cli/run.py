@@ -53,11 +53,13 @@ EngineOf = Callable[[], AbstractContextManager[EngineAddress]]
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """engine: runs the engine. program_of: creates the program. api: parts of the control API."""
+    """engine: runs the engine. program_of: creates the program. api: parts of the control API. ends_with_sources:
+    otherwise it runs until it is stopped, for sources that clients add."""
 
     engine: EngineOf
     program_of: ProgramOf
     api: ApiParts
+    ends_with_sources: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Stopping:
     duration_s: after this time the program ends by itself; None for no limit.
     """
 
-    def __init__(self, duration_s: float | None = None) -> None:
+    def __init__(self, duration_s: float | None = None, *, ends_with_sources: bool = True) -> None:
+        self.ends_with_sources = ends_with_sources
         self.duration_s = math.inf if duration_s is None else duration_s
         self.stop_signal = 0
         self.is_running = False
@@ -106,7 +109,7 @@ def run_to_its_end(
     SIGTERM. duration_s: after this time the run ends as if its sources had ended."""
     if not settings.sources and not settings.api.is_enabled:
         return _nothing_to_do(settings, watch, is_json=is_json)
-    stopping = Stopping(duration_s)
+    stopping = Stopping(duration_s, ends_with_sources=parts.ends_with_sources)
     try:
         with stopping, avoid_interrupted_cores():
             ended = _run(settings, watch, stopping, parts)
@@ -188,7 +191,9 @@ def _looked_after(program: "Program", watch: QuietWatch, stopping: Stopping, eng
     until = watch.seconds + stopping.duration_s
     while not stopping.stop_signal and (left_s := until - watch.seconds) > 0:
         if program.wait(min(LOOK_S, left_s)):
-            break
+            if stopping.ends_with_sources:
+                break
+            time.sleep(min(LOOK_S, left_s))
         watch.show(program.statistics())
     before = program.statistics()
     watch.show(before)

@@ -22,6 +22,14 @@ FLAGS: dict[str, Any] = {
     "video_url": Annotated[
         str | None, typer.Option(help="the video program whose streams the console shows [http://127.0.0.1:8010]")
     ],
+    "video": Annotated[
+        bool | None,
+        typer.Option("--video", help="run the video program, too: cameras, rules and events in the console [off]"),
+    ],
+    "video_config": Annotated[
+        Path | None, typer.Option(help="its settings file; the console's changes are saved there [HOME/video.yaml]")
+    ],
+    "video_port": Annotated[int | None, typer.Option(help="its control API [8010]")],
     "allowed_host": Annotated[
         list[str] | None,
         typer.Option(

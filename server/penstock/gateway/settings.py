@@ -18,6 +18,7 @@ from penstock.gateway.settings_checks import (
     require_tls_pair,
     require_trace_folder,
     require_tracing,
+    require_video,
     require_web_addresses,
 )
 from penstock.gpu.mps.limits import memory_limit_error, read_percentage
@@ -50,6 +51,9 @@ class Settings(BaseSettings):
     console_port: int = Field(8003, ge=0, le=65535)
     console_url: str = ""  # where browsers find the console, if not on console_port of the same host
     video_url: str = "http://127.0.0.1:8010"  # of the video program whose streams the console shows
+    video: bool = False  # whether the stack runs a video program, whose streams the console then shows
+    video_config: Path | None = None  # its settings file, to which changes are saved; None for video.yaml in home
+    video_port: int = Field(8010, ge=0, le=65535)
 
     allowed_host: tuple[str, ...] = ()  # names in Host headers of clients without a key, besides localhost and host
     cors_origin: tuple[str, ...] = ()  # of web pages that may call the server, such as https://console.example
@@ -158,7 +162,10 @@ class Settings(BaseSettings):
             )
         require_addresses(self.engine_urls, self.engine_grpcs, self.engine_header_file)
         require_web_addresses(self.console_url, self.video_url)
-        ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port, self.served_console_port) if p]
+        require_video(self.video_config, has_video=self.video)
+        video_port = self.video_port if self.video else None
+        served = (self.http_port, self.grpc_port, self.metrics_port, self.served_console_port, video_port)
+        ports = [p for p in served if p]
         if self.engine_has_process:
             ports += [p for p in self.engine_ports if p]
         twice = {port for port in ports if ports.count(port) > 1}

@@ -40,6 +40,12 @@ def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...], header_file
         )
 
 
+def require_video(config: Path | None, *, has_video: bool) -> None:
+    """Raises ValueError for a settings file of a video program that is not started."""
+    if config is not None and not has_video:
+        raise ValueError("video_config is of the stack's video program; give --video (PENSTOCK_VIDEO=true), too")
+
+
 def require_web_addresses(console_url: str, video_url: str) -> None:
     """Raises ValueError if an address is not http:// or https:// with a host. console_url: may be empty."""
     for name, url in (("console_url", console_url), ("video_url", video_url)):

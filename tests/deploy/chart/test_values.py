@@ -26,6 +26,7 @@ SAID_BY_THE_CHART = {  # settings that follow from other values, or that make no
     *("tls_cert", "tls_key", "tls_client_ca"),  # a cluster's Ingress or service mesh encrypts
     "load_target",  # the gateway's image has no load test
     *("console", "console_port", "console_url", "video_url"),  # the console is a pod of its own
+    *("video", "video_config", "video_port"),  # so is the video program
     *("home", "model_repository", "models", "batching", "drain_delay_s", "grace_s", "log_format", "log_level"),
 }
 FREE = (  # maps whose keys are the user's, or Kubernetes'

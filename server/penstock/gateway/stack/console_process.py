@@ -47,9 +47,10 @@ def console_process(settings: Settings) -> Iterator[SideProcess | None]:
 def _flags(settings: Settings, descriptors: list[int]) -> list[str]:
     scheme = "https" if settings.tls_cert is not None else "http"
     host = connectable_host(settings.host)
+    video = f"{scheme}://{host_and_port(host, settings.video_port)}" if settings.video else settings.video_url
     flags = {
         "--gateway-url": f"{scheme}://{host_and_port(host, settings.http_port)}",
-        "--video-url": settings.video_url,
+        "--video-url": video,
         "--host": settings.host,
         "--port": str(settings.console_port),
         "--log-format": settings.log_format.value,

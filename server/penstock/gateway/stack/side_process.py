@@ -27,9 +27,10 @@ class SideProcess:
         *,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         self._name, self._command, self._descriptors = name, tuple(command), tuple(descriptors)
-        self._environment = environment
+        self._environment, self._stop_timeout_s = environment, stop_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self.restarts = 0
@@ -72,18 +73,18 @@ class SideProcess:
             self._process.terminate()
         return await self._process.wait()
 
-    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Sends SIGTERM, and SIGKILL to it and its children after the time. `run` then returns."""
+    async def stop(self) -> None:
+        """Sends SIGTERM, and SIGKILL to it and its children after stop_timeout_s. `run` then returns."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
         process.terminate()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._stop_timeout_s):
                 await process.wait()
         except TimeoutError:
-            log.error(f"the {self._name} did not stop in time; killed", timeout_s=timeout_s)
+            log.error(f"the {self._name} did not stop in time; killed", timeout_s=self._stop_timeout_s)
             self.kill()
 
     def kill(self) -> None:

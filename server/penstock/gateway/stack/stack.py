@@ -33,6 +33,7 @@ from penstock.gateway.stack.startup import (
     choose_profiling,
     claim_run_dir,
 )
+from penstock.gateway.stack.video_process import video_process
 from penstock.gateway.workers.gateway_process import (
     CORE,
     SICK_GRACE_S,
@@ -129,7 +130,8 @@ class Stack:
                 return 0
             self._start_engine()
             with console_process(self._settings) as console:
-                self._beside += [console] if console is not None else []
+                video = video_process(self._settings, self._run_dir.path)
+                self._beside += [each for each in (console, video) if each is not None]
                 return await self._until_stopped()
         finally:
             if self._sharing is not None:

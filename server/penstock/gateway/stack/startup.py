@@ -162,6 +162,8 @@ def resolve_ports(settings: Settings) -> Settings:
     names = ["http_port", "grpc_port", "metrics_port"]
     if settings.served_console_port is not None:
         names.append("console_port")
+    if settings.video:
+        names.append("video_port")
     if settings.engine_has_process:
         names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
     listeners: list[socket.socket] = []

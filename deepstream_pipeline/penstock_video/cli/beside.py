@@ -1,0 +1,107 @@
+"""`penstock video beside`: the video program of `penstock up --video`, with that stack's engine, keys and addresses."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from penstock.cli.terminal import fail
+from penstock.cli.up import allow_open_files
+from penstock.gateway.auth.api_keys import key_of_hashed
+from penstock.gateway.settings import Settings
+from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
+from penstock.gateway.workers.running_stacks import running_stacks
+from penstock.logs import also_log_to_stack, configure_logs
+from penstock.models.catalogue import DEFAULT_DETECTOR, CatalogueError, scan
+from penstock_video.api.options import KEY_VARIABLE
+from penstock_video.cli.access import SecurityFlags, saver_of, security_of, warn_of_short_key
+from penstock_video.cli.engine import START_TIMEOUT_S, EngineUnavailable, place_of
+from penstock_video.cli.progress import QuietWatch, refuse_settings
+from penstock_video.cli.run import RunParts, run_to_its_end
+from penstock_video.infer.options import EngineAddress
+from penstock_video.settings.document import InvalidSettings
+from penstock_video.settings.loader import Flags, read_settings
+
+if TYPE_CHECKING:
+    from penstock_video.main import Program
+
+SHIPPED_DETECTOR = "street"  # if the default detector was not pulled
+_LOOK_S = 0.2
+
+
+def beside(run_dir: Path, config: Path, program_of: Callable[..., "Program"]) -> int:
+    """The exit code. Runs until SIGTERM, with or without sources, and saves the changes of API clients.
+
+    run_dir: of the stack. config: the settings file, created if missing. program_of: as of `penstock video run`.
+    """
+    stack = Settings.model_validate_json((run_dir / "settings.json").read_text())
+    configure_logs(stack.log_format, stack.log_level)
+    also_log_to_stack("video")
+    create_config(config, stack)
+    flags = Flags(api_port=stack.video_port, allowed_hosts=stack.allowed_host, cors_origins=stack.cors_origin)
+    try:
+        settings = read_settings(config, flags)
+    except InvalidSettings as refused:
+        refuse_settings(refused, as_json=False)
+    settings = replace(settings, api=replace(settings.api, host=stack.host, is_enabled=True))
+    api = replace(security_of(_security(stack), os.environ), saver=saver_of(config, flags, os.environ))
+    warn_of_short_key(settings.api, os.environ)
+    os.environ.pop(KEY_VARIABLE, None)
+    os.environ.update(GATEWAY_ENVIRONMENT)
+    allow_open_files()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the table at the end is not for the stack's output
+    parts = RunParts(partial(engine_of_stack, run_dir), partial(program_of, api=api), api, ends_with_sources=False)
+    return run_to_its_end(settings, QuietWatch(), parts, is_json=False)
+
+
+def create_config(path: Path, stack: Settings) -> None:
+    """A settings file without sources, for this user alone, unless there is one. Exit code 2 if it cannot be."""
+    model = _detector(stack)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        fail(f"{path}: cannot be created ({error.strerror}); name another with --video-config", code=2)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(yaml.safe_dump({"primary-gie": {"model": model}}))
+
+
+def _detector(stack: Settings) -> str:
+    """The default detector if the stack may have it, else one that is shipped."""
+    if not stack.engine_has_files:
+        return DEFAULT_DETECTOR
+    try:
+        names = {model.name for model in scan(stack.repositories)}
+    except CatalogueError:
+        return DEFAULT_DETECTOR
+    loaded = names if stack.models is None else names & set(stack.models)
+    return DEFAULT_DETECTOR if DEFAULT_DETECTOR in loaded or SHIPPED_DETECTOR not in loaded else SHIPPED_DETECTOR
+
+
+def _security(stack: Settings) -> SecurityFlags:
+    anonymous = ",".join(sorted(stack.anonymous_roles)) or "none"
+    return SecurityFlags(
+        stack.tls_cert, stack.tls_key, stack.tls_client_ca, stack.audit_log, stack.access_file, anonymous,
+        keys=tuple(map(key_of_hashed, stack.api_keys)),
+    )  # fmt: skip
+
+
+@contextmanager
+def engine_of_stack(run_dir: Path) -> Iterator[EngineAddress]:
+    """The stack's engine, once the stack is ready. Raises EngineUnavailable."""
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        for stack in running_stacks(run_dir.parent):
+            if stack.run_dir.name == run_dir.name:
+                yield place_of(stack, "")
+                return
+        time.sleep(_LOOK_S)
+    raise EngineUnavailable(f"the stack was not ready within {START_TIMEOUT_S:g} s; its log says why")
