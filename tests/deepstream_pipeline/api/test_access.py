@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from penstock.gateway.auth.api_keys import digest_of
-from penstock.protocol.identity import ALL_ROLES, Role
+from penstock.protocol.identity import Role
 from penstock_video.api.options import ApiOptions
 from penstock_video.cli.access import SecurityFlags, security_of
 from tests.deepstream_pipeline.api.asking import JSON, ask
@@ -110,7 +110,7 @@ def test_unusable_value_ends_the_command_with_its_fault(
     assert "schl" not in said
 
 
-@pytest.mark.parametrize("anonymous", [None, ",".join(ALL_ROLES)])
+@pytest.mark.parametrize("anonymous", [None, ",".join(Role)])
 def test_without_keys_every_client_has_all_roles(anonymous: str | None) -> None:
     """Nothing is checked then, and an address that others reach is refused at the start."""
     assert security_of(SecurityFlags(anonymous=anonymous), {}).access is None
