@@ -20,14 +20,15 @@ FOREGROUND = {"up", "serve", "console", "load locust"}  # they run until they ar
 
 
 def all_commands() -> Iterator[tuple[str, TyperCommand]]:
-    """(words, command) of every command that does something."""
+    """(words, command) of every command for people and their programs."""
     for name in commands():
         root = get_command(build_app([name]))
         assert isinstance(root, TyperGroup)
         command = root.commands[name]
         parts = command.commands if isinstance(command, TyperGroup) else {"": command}
         for part, one in parts.items():
-            yield f"{name} {part}".strip(), one
+            if not one.hidden:
+                yield f"{name} {part}".strip(), one
 
 
 def test_every_command_has_json_output_unless_it_runs_until_it_is_stopped() -> None:

@@ -12,6 +12,7 @@ from penstock.protocol.errors import DeadlineExceeded, InferenceError
 from penstock.protocol.system_reports import FindingReport
 
 COMMAND = (sys.executable, "-P", "-m", "penstock.cli.doctor")
+END_S = 2.0  # for a killed process
 _MAX_REPLY_BYTES = 1 << 20
 
 
@@ -46,6 +47,9 @@ class Examination:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            with contextlib.suppress(TimeoutError):  # a process that hangs in the kernel ends later
+                async with asyncio.timeout(END_S):
+                    await process.wait()
         try:
             return msgspec.json.decode(reply[:_MAX_REPLY_BYTES], type=_Reply).findings
         except msgspec.DecodeError:
