@@ -20,9 +20,12 @@ WITH_CONSOLE = ("--engine", "embedded", "--console", "on", "--console-port", "0"
 Show = Callable[..., AbstractContextManager[Page]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """One browser for all tests; each page has a session of its own."""
+    """One browser for the tests of a module; each page has a session of its own.
+
+    Not of the test session: playwright runs an event loop in this thread, beside which no asynchronous test could run.
+    """
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     with started_chromium() as browser:

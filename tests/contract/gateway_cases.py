@@ -119,6 +119,7 @@ CASES = [
 
 HEALTH = "KServe's client reads JSON there; and ready means the gateway, not that each model of the repository loads"
 SHARED_MEMORY = "off until it is allowed"
+HOME_PAGE = "leads browsers to the console"
 OURS = "a request that cannot be, or that could kill Triton, is refused here, with the member's name and what to do"
 NO_NAME = "a name that could forge a header, a log line or a path is refused"
 ORDER = "Triton's Python backend gives outputs in no order"
@@ -135,6 +136,8 @@ DIFFERENCES: Mapping[str, tuple[str, int | None]] = {
                      "all datatypes as JSON", "all datatypes as binary"), (ORDER, None)),
     **dict.fromkeys(("region of an input", "region and data", "region of an output"), (SHARED_MEMORY, 501)),
     "an output twice": (OURS, 400),
+    "GET of /": (HOME_PAGE, 200),
+    "POST of /": (HOME_PAGE, 405),
     "unknown model comes before malformed JSON": (OURS, 400),
     **dict.fromkeys(("GET of /v2/models/%2e%2e", "GET of /v2/models/%00", "GET of /v2/models/%FF"), (NO_NAME, 400)),
     **dict.fromkeys(("/v2/trace/setting: '[]'", "/v2/trace/setting: '5'", "/v2/logging: '[]'", "/v2/logging: '5'"),
