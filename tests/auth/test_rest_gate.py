@@ -86,7 +86,7 @@ async def test_every_operation_needs_the_role_that_the_description_says(front: F
     """With a key of that role, or of one that does as well, it passes the gate; others are refused, 403; none, 401."""
     front.plane.answer = HttpAnswer(200, (), b'{"name":"x","version":"1","extensions":[]}')
     for template, operations in described_by(front, open_to=frozenset())["paths"].items():
-        path = template.format(model="ident", version="1", repository="r", region="r")
+        path = template.format(model="ident", version="1", repository="r", region="r", run="0")
         for method, operation in operations.items():
             allowed = {role for way in operation["security"] for roles in way.values() for role in roles}
             assert bool(allowed) == (not path.startswith(("/v2/health/", "/v1/identity"))), path

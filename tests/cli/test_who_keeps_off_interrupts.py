@@ -68,7 +68,7 @@ def test_video_program_runs_off_them(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: Any = SimpleNamespace(sources=["one"])
     unused: Any = None
     with pytest.raises(typer.Exit):
-        video_run.run_to_its_end(settings, unused, unused, is_json=False)
+        video_run.run_to_its_end(settings, unused, video_run.RunParts(unused, unused, unused), is_json=False)
     assert (keeping.seen, keeping.is_on) == ([True], False)
 
 

@@ -301,7 +301,7 @@ def test_load_of_a_name_that_a_shell_would_read_is_refused(stack: RunningStack, 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("PUT", "/", 405),
         ("GET", "/v3", 404),
         ("GET", "//v2", 404),
         ("GET", "/v2/", 404),

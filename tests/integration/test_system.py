@@ -1,4 +1,4 @@
-"""The system endpoints of real stacks: one process with Triton, and workers with a core."""
+"""The system endpoints of a real stack with Triton."""
 
 import json
 import urllib.parse
@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.http import call
-from tests.support.stack import CHECKOUT, RunningStack
-from tests.support.waiting import wait_for
+from tests.support.stack import RunningStack
+
+pytestmark = pytest.mark.xdist_group("stack")
 
 
 def get(stack: RunningStack, path: str, **query: object) -> Any:
@@ -17,7 +18,6 @@ def get(stack: RunningStack, path: str, **query: object) -> Any:
     return json.loads(answer.body)
 
 
-@pytest.mark.xdist_group("stack")
 def test_system_of_a_stack_with_triton(stack: RunningStack) -> None:
     """Engine, models, and every process with its role; the log has the lines of parent, gateway and Triton."""
     state = get(stack, "/v1/system")
@@ -32,7 +32,6 @@ def test_system_of_a_stack_with_triton(stack: RunningStack) -> None:
     assert get(stack, "/v1/logs", text="triton: ", limit=5)["lines"], "Triton's own lines"
 
 
-@pytest.mark.xdist_group("stack")
 def test_settings_and_findings_of_a_stack(stack: RunningStack) -> None:
     """Flags and variables that the stack was started with are named; doctor examines the machine for it."""
     rows = {row["name"]: row for row in get(stack, "/v1/system/config")["settings"]}
@@ -43,33 +42,3 @@ def test_settings_and_findings_of_a_stack(stack: RunningStack) -> None:
     found = {row["id"]: row for row in get(stack, "/v1/system/findings")["findings"]}
     assert {"host.system", "cpu.cores", "memory.size", "engine.choice"} <= found.keys()
     assert found["ports.ours"]["status"] == "ok", "its own ports are no fault"
-
-
-def test_system_of_a_stack_with_workers(fronts: RunningStack) -> None:
-    """Workers forward the question to the core, and the log has their lines, too."""
-    for _ in range(4):  # connections go to both workers
-        state = get(fronts, "/v1/system")
-        assert state["workers"] == 2
-        assert {"up", "gateway", "worker 1", "worker 2"} <= {process["role"] for process in state["processes"]}
-    lines = get(fronts, "/v1/logs", text="listening", limit=100)["lines"]
-    assert {"worker 1", "worker 2"} <= {line["process"] for line in lines}
-
-
-def test_models_of_a_stack_with_workers_have_the_traffic_of_all(fronts: RunningStack) -> None:
-    """Whichever worker answered the inferences, and whichever is asked."""
-    picture = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
-    before = get(fronts, "/v1/models/brightness")
-    for _ in range(6):
-        answer = call("POST", f"{fronts.http_url}/v2/models/brightness/image", picture, {"content-type": "image/jpeg"})
-        assert answer.status == 200, answer.body
-    answered = before["traffic"]["requests"] + 6
-    wait_for(
-        lambda: get(fronts, "/v1/models/brightness")["traffic"]["requests"] == answered,
-        10,
-        "figures are read at most once a second",
-    )
-    row = get(fronts, "/v1/models/brightness", over_s=60)
-    assert (row["state"], row["versions"][0]["state"]) == ("ready", "READY")
-    assert row["traffic"]["codes"]["200"] >= 6
-    assert row["traffic"]["p50_ms"] > 0
-    assert "brightness" in {each["name"] for each in get(fronts, "/v1/models")["models"]}

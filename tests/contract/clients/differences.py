@@ -10,6 +10,7 @@ from typing import NamedTuple
 from penstock.protocol.shared_memory import is_slab_name
 from tests.contract.clients.asking import Reply
 
+OWN_HEADERS = {"x-penstock-reason"}  # of every error of the gateway's, over HTTP and gRPC
 OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 JSON = {"content-type": "application/json"}
 
@@ -160,10 +161,10 @@ def agrees(through: Answer, promise: Answer) -> bool:
 
 
 def comparable(reply: Reply, heads: list[Reply]) -> Answer:
-    """An answer without what belongs to a connection."""
+    """An answer without what belongs to a connection, and without the gateway's own headers."""
     return Answer(reply, [(head[0], _kept(head[1])) if isinstance(head, tuple) else _kept(head) for head in heads])
 
 
 def _kept(headers: dict[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in headers.items() if name not in OF_THE_CONNECTION}
+    kept = {name: value for name, value in headers.items() if name not in OF_THE_CONNECTION | OWN_HEADERS}
     return dict(pair for pair in kept.items() if pair != EMPTY_MESSAGE)

@@ -94,8 +94,8 @@ class RequestAuthentication:
             scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
             scope[QUOTAS] = self._door.quotas
             if role is not None:
-                scope[CREDENTIAL] = next(_credentials(headers), "")
                 scope[CALLER] = caller = await self._admitted(self._door, scope, _credentials(headers), (role, or_role))
+                scope[CREDENTIAL] = next(_credentials(headers), "")
                 has_key = bool(caller.key_name)
         if self._policy is not None:
             self._policy.check(
