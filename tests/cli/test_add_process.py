@@ -18,11 +18,11 @@ needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="shared/models is 
 
 
 def added(
-    file: Path, home: Path, *flags: str, parent: int = 0, file_bytes: int = FILE_BYTES
+    file: Path, home: Path, *flags: str, parent: int = 0, file_bytes: int = FILE_BYTES, verb: str = "add"
 ) -> subprocess.CompletedProcess[str]:
     """The process, ended."""
     limits = (parent or os.getpid(), MEMORY_BYTES, CPU_S, file_bytes)
-    arguments = (*map(str, limits), str(file), "--json", "--no-load", "--home", str(home), *flags)
+    arguments = (*map(str, limits), verb, str(file), "--json", "--no-load", "--home", str(home), *flags)
     command = [sys.executable, "-P", "-m", "penstock.cli.add_process", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.model_adder import AddLimits, AddProcessOptions, AddRequest, ModelAdder
+from penstock.gateway.model_adder import AddRequest, ModelAdder
+from penstock.gateway.model_command import ModelProcessLimits, ModelProcessOptions
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.protocol.errors import EngineUnavailable, InferenceError, InvalidRequest, StorageFull
 from penstock.protocol.identity import ANONYMOUS
@@ -21,11 +22,13 @@ CANNOT = InvalidRequest("the model is loaded but not served: its outputs cannot 
 class Adding:
     """Adds models of one content to a home, with the stand-in for the command."""
 
-    def __init__(self, home: Path, limits: AddLimits | None = None) -> None:
+    def __init__(self, home: Path, limits: ModelProcessLimits | None = None) -> None:
         self.home, self.plane = home, FakePlane()
         self.uploads = ModelUploads(home, (home / "shipped", home / "models"))
         plane: Any = self.plane
-        self.adder = ModelAdder(plane, self.uploads, AddProcessOptions(command=STUB, limits=limits or AddLimits()))
+        self.adder = ModelAdder(
+            plane, self.uploads, ModelProcessOptions(command=STUB, limits=limits or ModelProcessLimits())
+        )
 
     async def add(
         self, name: str = "m", what: str = "", content: str = "new", *, may_replace: bool = False
@@ -82,8 +85,8 @@ async def test_refusal_is_the_commands_sentence_with_query_parameters(
 
 async def test_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     """With all that it had begun."""
-    adding = Adding(tmp_path, AddLimits(wall_s=0.5))
-    with pytest.raises(InvalidRequest, match=r"not added in 0\.5 s; its process was stopped"):
+    adding = Adding(tmp_path, ModelProcessLimits(wall_s=0.5))
+    with pytest.raises(InvalidRequest, match=r"inspects the file did not end in 0\.5 s; it was stopped"):
         await adding.add(what="hang")
     assert (adding.content(), adding.left()) == ("", [])
 
@@ -135,8 +138,8 @@ async def test_process_that_is_ended_after_its_work_leaves_the_repository_as_it_
     """The new model is in its place already, and nothing was reported."""
     if content:
         await Adding(tmp_path).add(content=content)
-    adding = Adding(tmp_path, AddLimits(wall_s=0.5))
-    with pytest.raises(InvalidRequest, match="its process was stopped"):
+    adding = Adding(tmp_path, ModelProcessLimits(wall_s=0.5))
+    with pytest.raises(InvalidRequest, match="the process that inspects the file did not end"):
         await adding.add(what="hang-late", may_replace=True)
     assert (adding.content(), adding.left()) == (content, [])
 
@@ -205,7 +208,7 @@ async def test_command_that_begins_the_same_model_beside_is_left_alone(adding: A
     """Of what a killed process left, only the folders of its own model go."""
     for name in ("m.v2.abcdefgh", "mm.abcdefgh", "m.ABC"):
         (tmp_path / "staging" / name).mkdir(parents=True)
-    slow = Adding(tmp_path, AddLimits(wall_s=0.5))
+    slow = Adding(tmp_path, ModelProcessLimits(wall_s=0.5))
     with pytest.raises(InvalidRequest):
         await slow.add(what="hang")
     assert sorted(slow.left()) == ["m.ABC", "m.v2.abcdefgh", "mm.abcdefgh"]

@@ -281,3 +281,38 @@ def commands_of(stack: RunningStack) -> list[list[str]]:
         except psutil.Error:
             continue
     return found
+
+
+def test_real_detector_is_inspected_then_added_by_its_token(running: RunningStack) -> None:
+    """YOLOX-Nano is sent once: what is found is what `penstock models inspect` finds, and the added model serves.
+
+    With workers, requests of one token reach different processes.
+    """
+    path = SHARED / "models" / "yolox_nano.onnx"
+    if not path.is_file():
+        pytest.skip(f"no real inputs: {path} is absent")
+    url, headers = f"{running.http_url}/v1/models/inspect", {"content-type": "application/octet-stream"}
+    found = call("POST", url, path.read_bytes(), headers, ADD_TIMEOUT_S)
+    assert found.status == 200, found.body
+    assert {key: found.json[key] for key in ("layout", "verdict", "width", "height", "size_bytes", "file_format")} == {
+        "layout": "yolox",
+        "verdict": "servable",
+        "width": 416,
+        "height": 416,
+        "size_bytes": path.stat().st_size,
+        "file_format": "onnx",
+    }
+    assert found.json["questions"] == []
+    assert len(found.json["trial"]) == 2, "two packaged pictures"
+    assert "nano" not in states(running)
+    token = found.json["upload"]
+    for _ in range(3):  # connections go to both workers
+        again = call("POST", f"{url}?upload={token}&conf=0.4", b"", headers, ADD_TIMEOUT_S)
+        assert (again.status, again.json["upload"]) == (200, token), again.body
+    answer = add(running, "nano", b"", f"?upload={token}")
+    assert (answer.status, answer.json["state"]) == (200, "READY"), answer.body
+    photo = (SHARED / "media" / "coffee.jpg").read_bytes()
+    labels = {each["label"] for each in infer(running, "nano", photo).json["results"][0]["detections"]}
+    assert "cup" in labels
+    assert call("POST", f"{url}?upload={token}", b"", headers, ADD_TIMEOUT_S).status == 400
+    assert left_in(running.home) == []

@@ -17,7 +17,8 @@ from penstock.gateway.batching.explanation import explain_unbatched
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.load.service import LoadTests
-from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
+from penstock.gateway.model_adder import ModelAdder
+from penstock.gateway.model_command import ModelProcessOptions
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.readiness import Readiness, as_served
 from penstock.gateway.rest.app import CoreServices, create_app
@@ -204,7 +205,7 @@ class Front:
     limits: RestOptions = field(default_factory=RestOptions)
     door: Authenticator | None = None
     uploads: ModelUploads | None = None  # of models that are added by `add_options`
-    add_options: AddProcessOptions | None = None
+    add_options: ModelProcessOptions | None = None
     gate: ForwardedIdentity | None = None  # of a core
     system: SystemReports = field(default_factory=lambda: SystemReports(plain_sources()))
     models: ModelReports = field(default_factory=lambda: ModelReports(plain_model_sources()))

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli.model_flags import ModelFlags
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
-from penstock.gateway.model_adder import AddLimits, AddProcessOptions
+from penstock.gateway.model_command import ModelProcessLimits, ModelProcessOptions
 from penstock.gateway.model_uploads import MAX_UPLOADS, ModelUploads
 from penstock.gateway.rest import add_model, request
 from penstock.gateway.rest.app import create_app
@@ -35,11 +35,11 @@ LIMITS = RestOptions(max_model_bytes=1 << 20)
 
 
 def adding_front(
-    tmp_path: Path, limits: RestOptions = LIMITS, add_limits: AddLimits | None = None, **given: Any
+    tmp_path: Path, limits: RestOptions = LIMITS, add_limits: ModelProcessLimits | None = None, **given: Any
 ) -> Front:
     """Adds models to tmp_path, with the stand-in for the command."""
     uploads = ModelUploads(tmp_path, (tmp_path / "shipped", tmp_path / "models"))
-    options = AddProcessOptions(command=STUB, limits=add_limits or AddLimits())
+    options = ModelProcessOptions(command=STUB, limits=add_limits or ModelProcessLimits())
     return Front(limits=limits, uploads=uploads, add_options=options, **given)
 
 
@@ -91,7 +91,7 @@ async def test_query_parameters_are_the_commands_flags(tmp_path: Path) -> None:
     query = "input_size=640x480&labels=%2Fetc%2Fpasswd&mean=1,2,3&keypoint_names=--home%3D/&parameter=a=b&parameter=c=d"
     assert (await front.ask("POST", f"{ADD.format('m')}?{query}", FILE)).status == 200
     arguments = json.loads((tmp_path / "models" / "m" / "arguments.json").read_text())
-    assert arguments[4:10] == [
+    assert arguments[5:11] == [
         "--input-size=640x480",
         "--labels=/etc/passwd;",
         "--mean=1,2,3",
@@ -106,7 +106,7 @@ async def test_query_parameters_are_the_commands_flags(tmp_path: Path) -> None:
 def test_every_flag_of_the_command_is_a_query_parameter() -> None:
     """All but those that name a file of the gateway's machine, which a client must not."""
     names = {each.name for each in fields(ModelFlags) if "Path" not in str(each.type)}
-    assert set(add_model.QUERY) == names | {"replace"}
+    assert set(add_model.QUERY) == names | {"replace", "upload"}
 
 
 @pytest.mark.parametrize(

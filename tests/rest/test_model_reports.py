@@ -11,7 +11,7 @@ import pytest
 
 from penstock.engines.model_health import Cause, KnownModel
 from penstock.gateway.batching.queue import QueueStatistics
-from penstock.gateway.model_adder import AddProcessOptions
+from penstock.gateway.model_command import ModelProcessOptions
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.request_counts import RequestCounts
 from penstock.gateway.system.model_reports import ModelReports
@@ -163,7 +163,7 @@ async def test_added_model_is_removed_with_its_folder(tmp_path: Path) -> None:
     for repository, name in (("models", "ppe"), ("shipped", "people")):
         (tmp_path / repository / name / "1").mkdir(parents=True)
     uploads = ModelUploads(tmp_path, (tmp_path / "shipped", tmp_path / "models"))
-    front = Front(uploads=uploads, add_options=AddProcessOptions())
+    front = Front(uploads=uploads, add_options=ModelProcessOptions())
     assert (await get(front, "/v1/models/ppe", method="DELETE"))[0] == 204
     assert front.plane.removed == ["ppe"]
     assert not (tmp_path / "models" / "ppe").exists()

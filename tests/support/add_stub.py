@@ -1,4 +1,4 @@
-"""Stands in for `penstock models add` under limits: what it does is its --layout. Run it as a program."""
+"""Stands in for `penstock models add` and `inspect` under limits: what it does is its --layout. Run it as a program."""
 
 import json
 import os
@@ -12,9 +12,31 @@ STUB = (sys.executable, "-I", "-S", __file__)
 QUESTION = {"flag": "--color", "choices": ["rgb", "bgr"], "ambiguous": "the order of the colours is not in the file"}
 
 
+def inspect(file: Path, flags: dict[str, str]) -> int:
+    """As `penstock models inspect --json`; without --color there is a question."""
+    if not file.read_bytes().startswith(b"the bytes of a model"):
+        sys.stdout.write(json.dumps({"problem": f"{file} is not an ONNX model"}))
+        return 1
+    tensor = {"name": "images", "datatype": "FP32", "shape": [-1, 3, 416, 640], "axes": ["batch", "", "", ""]}
+    facts = {"path": str(file), "size_bytes": file.stat().st_size, "sha256": "ab", "producer": "pytorch", "opset": 17}
+    facts |= {"ir_version": 8, "inputs": [tensor], "outputs": [tensor | {"name": "output", "datatype": None}]}
+    facts |= {"file_format": "onnx", "is_quantised": False, "node_count": 3}
+    is_open = "color" not in flags
+    recognition = {"layout": "yolox", "labels": ["person", "<b>car</b>"], "input_size": [416, 640], "family": "yolox"}
+    recognition |= {"parameters": {"labels": "person;<b>car</b>", "network-type": "0"}, "warnings": [f"{file} is odd"]}
+    recognition |= {"evidence": ["2 labels, by --labels"], "assumptions": ["the usual --scale"]}
+    recognition |= {"questions": [QUESTION | {"is_blocking": True}] if is_open else []}
+    trial = {"pictures": ["street.jpg"], "results": ["1 person"], "evidence": [], "warnings": [], "failure": ""}
+    verdict = {"verdict": "ambiguous" if is_open else "servable", "reason": QUESTION["ambiguous"] if is_open else ""}
+    sys.stdout.write(json.dumps({"facts": facts, "recognition": recognition, "trial": trial, **verdict}))
+    return 1 if is_open else 0
+
+
 def main() -> int:
     """Its arguments are those of add_process."""
-    flags = dict(each.removeprefix("--").partition("=")[::2] for each in sys.argv[5:-1])
+    flags = dict(each.removeprefix("--").partition("=")[::2] for each in sys.argv[6:-1])
+    if sys.argv[5] == "inspect":
+        return inspect(Path(sys.argv[-1]), flags)
     home, name, file = Path(flags["home"]), flags["name"], Path(sys.argv[-1])
     what = flags.get("layout", "")
     refusal = {

@@ -1,4 +1,4 @@
-"""Runs `penstock models add` for the gateway, in a process that limits itself before it reads the file."""
+"""Runs `penstock models add` or `inspect` for the gateway, in a process that limits itself before it reads the file."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     """Returns the command's exit code.
 
     arguments: the parent's process id, memory limit in bytes, CPU limit in seconds, limit of a written file in bytes;
-    then those of `penstock models add`.
+    add or inspect; then the arguments of that command.
     """
     parent, memory_bytes, cpu_s, file_bytes = map(int, arguments[:4])
     end_with_parent(parent)
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     os.nice(_NICE)
     from penstock.cli.main import main as run_command  # after the limits, as its imports are large
 
-    sys.argv = ["penstock", "models", "add", *arguments[4:]]
+    sys.argv = ["penstock", "models", *arguments[4:]]
     return run_command()
 
 

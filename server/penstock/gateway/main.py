@@ -28,7 +28,8 @@ from penstock.gateway.grpc.status_codes import code_name_of
 from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.load.service import LoadOptions, LoadTests, OwnAddress
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
-from penstock.gateway.model_adder import AddProcessOptions, ModelAdder
+from penstock.gateway.model_adder import ModelAdder
+from penstock.gateway.model_command import ModelProcessOptions
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
 from penstock.gateway.rest.app import CoreServices, create_app
@@ -339,7 +340,7 @@ async def _open_listeners(
     tls = certificates.context if certificates is not None else None
     checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
-    adder = ModelAdder(gateway.plane, gateway.parts.uploads, AddProcessOptions(allows_code=settings.allow_model_code))
+    adder = ModelAdder(gateway.plane, gateway.parts.uploads, ModelProcessOptions(allows_code=settings.allow_model_code))
     services = CoreServices(adder, gateway.system, gateway.models, gateway.load)
     app = create_app(gateway.plane, composition.rest_options(settings), gateway.metrics, gate=gate, services=services)
     rest = HttpListener(

@@ -1,5 +1,6 @@
 """Temporary folders for uploaded model files: a few at a time, removed when the request or its gateway has ended."""
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -21,7 +22,9 @@ from penstock.protocol.errors import (
 from penstock.protocol.request_checks import check_new_model_name
 
 MAX_UPLOADS = 4  # concurrent, of this process: one is added, others are received or wait
+MAX_STORED, STORED_S = 4, 600.0  # files that were inspected and wait to be added; the oldest makes room
 RETRY_AFTER_S = 10.0  # an addition takes seconds to a minute
+STORED_NAME = "upload.onnx"
 _PREFIX, _LOCK = "upload-", "lock"
 _KEY = re.compile(_PREFIX + "[A-Za-z0-9_]{1,32}")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,17 +61,22 @@ class ModelUploads:
         self._staging = home / "staging"  # where `models pull` removes what is older than a week
         self._refusal = refusal
         self._slots = AddSlots()
+        self._stored: dict[str, ExitStack] = {}  # by token
 
     def check(self, name: str, *, may_replace: bool) -> None:
         """Raises InvalidRequest if no model of that name can be added."""
-        if self._refusal:
-            raise InvalidRequest(self._refusal)
+        self.require()
         check_new_model_name(name)
         own = self.home / "models"
         for repository in (*(path for path in self.repositories if path != own), *(() if may_replace else (own,))):
             if (repository / name).exists():
                 advice = "; replace=1 replaces a model that was added" if repository == own else ""
                 raise InvalidRequest(f"this gateway has a model {name!r}: choose another name{advice}")
+
+    def require(self) -> None:
+        """Raises InvalidRequest if no model can be added."""
+        if self._refusal:
+            raise InvalidRequest(self._refusal)
 
     @contextmanager
     def file(self, name: str, size_bytes: int = 0) -> Iterator[Path]:
@@ -107,6 +115,38 @@ class ModelUploads:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
+
+    def store(self, file: Path) -> str:
+        """Links the file into a folder for STORED_S. Returns its token. Call it in the event loop. Raises OSError."""
+        while len(self._stored) >= MAX_STORED:
+            self.forget(next(iter(self._stored)))
+        with ExitStack() as stack:
+            folder = stack.enter_context(self.folder())
+            (folder / "model").mkdir()
+            os.link(file, folder / "model" / STORED_NAME)
+            timer = asyncio.get_running_loop().call_later(STORED_S, self.forget, folder.name)
+            stack.callback(timer.cancel)
+            self._stored[folder.name] = stack.pop_all()
+        return folder.name
+
+    def stored(self, token: str) -> Path:
+        """The file that was stored. Raises InvalidRequest if it was added or removed."""
+        if token not in self._stored:
+            raise InvalidRequest(
+                f"there is no upload {token[:80]!r}: files are removed when they are added, after {STORED_S / 60:g} "
+                f"minutes, or if {MAX_STORED} newer ones were sent; send the file again"
+            )
+        return self._staging / token / "model" / STORED_NAME
+
+    def forget(self, token: str) -> None:
+        """Removes a stored file, if it is still there."""
+        if (stack := self._stored.pop(token, None)) is not None:
+            stack.close()
+
+    def close(self) -> None:
+        """Removes all stored files."""
+        for token in tuple(self._stored):
+            self.forget(token)
 
     def has_added(self, name: str) -> bool:
         """Whether a model of that name was added or pulled, so that it can be removed."""

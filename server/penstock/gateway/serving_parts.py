@@ -113,6 +113,7 @@ class ServingParts:
         )
 
     async def aclose(self) -> None:
+        self.uploads.close()
         if self.authenticator is not None:
             await self.authenticator.aclose()
         if self.tracer is not None:

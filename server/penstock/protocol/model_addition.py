@@ -1,4 +1,4 @@
-"""The JSON of `penstock models add --json`: the command writes it, the gateway reads it."""
+"""The JSON of `penstock models add --json`, which the gateway reads, and of POST /v1/models/inspect."""
 
 import msgspec
 
@@ -30,3 +30,60 @@ class AddFailure(msgspec.Struct, frozen=True):
     error: str
     questions: tuple[OpenQuestion, ...] = ()
     is_disk_full: bool = False
+
+
+class ModelQuestion(msgspec.Struct, frozen=True):
+    """A fact that the file does not state. parameter: states it. choices: its values, likeliest first; may be empty.
+
+    is_blocking: the model cannot be added without it.
+    """
+
+    parameter: str
+    choices: tuple[str, ...]
+    ambiguous: str
+    is_blocking: bool
+
+
+class InspectedTensor(msgspec.Struct, frozen=True):
+    """A declared input or output. datatype: null for a type that no tensor has. shape: -1 for a variable side."""
+
+    name: str
+    datatype: str | None
+    shape: tuple[int, ...]
+
+
+class InspectedModel(msgspec.Struct, frozen=True):
+    """What was found in a model's file. It is not added.
+
+    upload: the file's token; `upload=TOKEN` adds or inspects it without sending it again, for expires_s seconds.
+    verdict: servable, ambiguous (a question must be answered) or unservable; reason: why. layout: empty if none was
+    recognised. width, height: of the network's input; null if they follow the picture. card: parameters of config.pbtxt
+    but labels. evidence, assumptions, warnings: sentences. trial: results of a run per picture; trial_failure: why it
+    could not run.
+    """
+
+    upload: str
+    expires_s: float
+    verdict: str
+    reason: str
+    size_bytes: int
+    sha256: str
+    file_format: str
+    producer: str
+    opset: int
+    node_count: int
+    is_quantised: bool
+    inputs: tuple[InspectedTensor, ...]
+    outputs: tuple[InspectedTensor, ...]
+    layout: str
+    width: int | None
+    height: int | None
+    label_count: int
+    labels: tuple[str, ...]
+    card: dict[str, str]
+    evidence: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    questions: tuple[ModelQuestion, ...]
+    warnings: tuple[str, ...]
+    trial: tuple[str, ...]
+    trial_failure: str

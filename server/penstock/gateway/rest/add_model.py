@@ -1,47 +1,33 @@
-"""POST …/add: adds the ONNX file in the body to the repository in PENSTOCK_HOME, and loads it."""
+"""POST …/add: adds the ONNX file in the body to the repository in PENSTOCK_HOME, and loads it; …/inspect shows it."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from fastapi import APIRouter
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.gateway.audit import CANCELLED
 from penstock.gateway.model_adder import AddRequest, ModelAdder
-from penstock.gateway.model_uploads import ModelUploads
+from penstock.gateway.model_uploads import STORED_S
 from penstock.gateway.rest import openapi
 from penstock.gateway.rest.image_query import query_pairs
-from penstock.gateway.rest.limits import RestOptions
-from penstock.gateway.rest.request import (
-    RelayedResponse,
-    check_model_size,
-    declared_bytes,
-    first_header,
-    model_of,
-    run_until_disconnect,
-    single_header,
-    store_body,
-)
+from penstock.gateway.rest.model_files import FILE_NAME, ModelFiles, required
+from penstock.gateway.rest.request import model_of, run_until_disconnect
 from penstock.gateway.rest.responses import ClientDisconnected, json_response
 from penstock.gateway.rest.routes import HotRoute, Requires, caller_of
-from penstock.gateway.workers.core_relay import CoreRelay
-from penstock.protocol.call import HttpCall
-from penstock.protocol.errors import InferenceError, InvalidRequest, UnsupportedMedia
-from penstock.protocol.http_body import NOT_ENCODED
+from penstock.protocol.errors import InferenceError, InvalidRequest
 from penstock.protocol.identity import Identity, Role
-from penstock.protocol.model_addition import ModelAdded
+from penstock.protocol.model_addition import InspectedModel, ModelAdded
 from penstock.protocol.request_checks import quoted
 
 PATH = "/v2/repository/models/{model}/add"
-UPLOAD_HEADER = "x-penstock-upload"  # from a worker to the core: the key of the received file
-FORWARD_TIMEOUT_S = 3600.0  # includes the wait for earlier additions
-_REPLACE, _PARAMETER = "replace", "parameter"
+INSPECT_PATH = "/v1/models/inspect"
+_REPLACE, _PARAMETER, _UPLOAD = "replace", "parameter", "upload"
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "layout": ("Output layout, such as yolov8. By default recognised.", {"type": "string"}),
@@ -65,140 +51,139 @@ QUERY: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "array", "items": {"type": "string"}},
     ),
     _REPLACE: ("1: replace a model of that name that was added before.", {"enum": ["0", "1"]}),
+    _UPLOAD: ("`upload` of an answer of POST /v1/models/inspect: that file, instead of a body.", {"type": "string"}),
 }
+INSPECT_QUERY = {name: described for name, described in QUERY.items() if name != _REPLACE}
 
 
 @dataclass(frozen=True, slots=True)
 class AddQuery:
-    """flags: (name with underscores, value) of `penstock models add`."""
+    """flags: (name with underscores, value) of `penstock models add`. upload: token of an inspected file; or empty."""
 
     flags: tuple[tuple[str, str], ...] = ()
     may_replace: bool = False
+    upload: str = ""
 
 
-def add_query_of(query: bytes) -> AddQuery:
+def inspect_query_of(query: bytes) -> AddQuery:
+    """As add_query_of; there is nothing to replace."""
+    return add_query_of(query, INSPECT_QUERY)
+
+
+def add_query_of(query: bytes, allowed: Collection[str] = QUERY) -> AddQuery:
     """Parses the query. Raises InvalidRequest for an unknown or repeated parameter; the command checks the values."""
-    flags, replace = [], "0"
-    for name, text in query_pairs(query, QUERY, repeatable=_PARAMETER) if query else []:
+    flags, replaces, upload = [], "0", ""
+    for name, text in query_pairs(query, allowed, repeatable=_PARAMETER) if query else []:
         if not text or not text.isprintable():
             raise InvalidRequest(f"query parameter {name!r} is {quoted(text)}; give it a value, or leave it out")
         if name == _REPLACE:
-            replace = text
+            replaces = text
+        elif name == _UPLOAD:
+            upload = text
         else:  # the command would read labels without `;` as the name of a file
             flags.append((name, f"{text};" if name == "labels" else text))
-    if replace not in ("0", "1"):
-        raise InvalidRequest(f"query parameter {_REPLACE!r} is {quoted(replace)}; it must be 0 or 1")
-    return AddQuery(tuple(flags), replace == "1")
+    if replaces not in ("0", "1"):
+        raise InvalidRequest(f"query parameter {_REPLACE!r} is {quoted(replaces)}; it must be 0 or 1")
+    return AddQuery(tuple(flags), replaces == "1", upload)
 
 
 class AddModelEndpoint:
-    """Runs in each worker, which receives the file and forwards the request, and in the core, which adds the model.
-
-    adder: None in a worker. core: the worker's relay to the core. takes_workers: this is the core.
-    """
+    """Runs in each worker, which receives the file and forwards the request, and in the core, which adds the model."""
 
     def __init__(
-        self,
-        limits: RestOptions,
-        uploads: ModelUploads | None,
-        adder: ModelAdder | None,
-        core: CoreRelay | None = None,
-        *,
-        refused: Callable[[str, Identity, str], None],
-        takes_workers: bool = False,
+        self, files: ModelFiles, adder: ModelAdder | None, refused: Callable[[str, Identity, str], None]
     ) -> None:
-        """refused: called with the name, the client and the reason if the file is not received."""
-        self._limits, self._uploads, self._adder, self._refused = limits, uploads, adder, refused
-        self._core, self._takes_workers = core, takes_workers
+        """adder: None in a worker. refused: called with the name, the client and the reason if the file is not
+        received.
+        """
+        self._files, self._adder, self._refused = files, adder, refused
 
     async def __call__(self, request: Request) -> Response:
         """Add a model from its ONNX file.
 
-        The body is the ONNX file. A separate process inspects it, runs it on two pictures, and writes the model's
-        folder; then the model is loaded. The response is sent when the model is ready. 400 names the error, or a
-        query parameter to add; nothing has changed then.
+        The body is the ONNX file; with `upload`, there is none. A separate process inspects it, runs it on two
+        pictures, and writes the model's folder; then the model is loaded. The response is sent when the model is ready.
+        400 names the error, or a query parameter to add; nothing has changed then.
         """
         query = add_query_of(request.scope["query_string"])
-        name, uploads = unquote(model_of(request).model_name), self._uploads
-        if uploads is None:
-            raise InvalidRequest("models cannot be added to this gateway; put them into its repository")
-        if self._takes_workers:
-            key = first_header(request.scope, UPLOAD_HEADER.encode()).decode("latin-1")
-            add_request = AddRequest(name, uploads.find(key, name), query.flags, query.may_replace, _origin(request))
-            return await self._add(request, add_request)
+        name, uploads = unquote(model_of(request).model_name), self._files.required_uploads()
         with ExitStack() as stack:
             try:
-                file = await self._received(request, name, uploads, stack, may_replace=query.may_replace)
+                uploads.check(name, may_replace=query.may_replace)
+                file = await self._files.receive(request, name, query.upload, stack)
             except (InferenceError, ClientDisconnected) as error:
                 outcome = error.reason if isinstance(error, InferenceError) else CANCELLED
                 self._refused(name, caller_of(request), outcome)
                 raise
-            if self._core is not None:
-                return await self._forward(request, self._core, uploads.key_of(file))
-            return await self._add(request, AddRequest(name, file, query.flags, query.may_replace, _origin(request)))
+            if self._adder is None:
+                return await self._files.forward(request, file)
+            add_request = AddRequest(name, required(file), query.flags, query.may_replace, _origin(request))
+            async with self._adder.adding(add_request, caller_of(request)) as addition:
+                # A disconnect cancels the addition, but not a load that has begun.
+                await run_until_disconnect(request.scope, request.receive, addition.prepare())
+                response = json_response(await addition.load())
+        uploads.forget(query.upload)
+        return response
 
-    async def _received(
-        self, request: Request, name: str, uploads: ModelUploads, stack: ExitStack, *, may_replace: bool
-    ) -> Path:
-        """The body as a file, which is removed when the stack is closed. Raises InferenceError, ClientDisconnected."""
-        uploads.check(name, may_replace=may_replace)
-        _check_body_kind(request)
-        declared = declared_bytes(request)
-        check_model_size(declared, self._limits)
-        file = stack.enter_context(uploads.file(name, declared))
-        try:
-            size_bytes = await store_body(request, file, self._limits)
-        except OSError as error:
-            raise uploads.failure(error) from error
-        if not size_bytes:
-            raise InvalidRequest("the body is empty; send the ONNX file as the body")
-        return file
 
-    async def _add(self, request: Request, add_request: AddRequest) -> Response:
-        """Adds and loads the model. A disconnect cancels the addition, but not a load that has begun."""
-        if self._adder is None:
-            raise RuntimeError("this process adds no models")
-        async with self._adder.adding(add_request, caller_of(request)) as addition:
-            await run_until_disconnect(request.scope, request.receive, addition.prepare())
-            return json_response(await addition.load())
+class InspectModelEndpoint:
+    """As AddModelEndpoint, without adding the model."""
 
-    async def _forward(self, request: Request, core: CoreRelay, key: str) -> Response:
-        query: bytes = request.scope["query_string"]
-        target: bytes = request.scope["raw_path"] + (b"?" + query if query else b"")
-        call = HttpCall("POST", target, ((UPLOAD_HEADER.encode(), key.encode()),), b"")
-        work = core.send(call, caller_of(request), deadline=time.monotonic() + FORWARD_TIMEOUT_S)
-        return RelayedResponse(await run_until_disconnect(request.scope, request.receive, work))
+    def __init__(self, files: ModelFiles, adder: ModelAdder | None) -> None:
+        """adder: None in a worker."""
+        self._files, self._adder = files, adder
+
+    async def __call__(self, request: Request) -> Response:
+        """Inspect a model's file.
+
+        The body is the ONNX file; with `upload`, there is none. The answer is what `penstock models inspect` finds, and
+        a token with which the file can be added. 400 says why the file cannot be read.
+        """
+        query, uploads = inspect_query_of(request.scope["query_string"]), self._files.required_uploads()
+        with ExitStack() as stack:
+            file = await self._files.receive(request, FILE_NAME, query.upload, stack)
+            if self._adder is None:
+                return await self._files.forward(request, file)
+            work = self._adder.inspect(required(file), query.flags)
+            found = await run_until_disconnect(request.scope, request.receive, work)
+            try:
+                token = query.upload or uploads.store(required(file))
+            except OSError as error:
+                raise uploads.failure(error) from error
+        return json_response(replace(found, upload=token, expires_s=STORED_S))
 
 
 def _origin(request: Request) -> str:
     return f"sent to the gateway by {caller_of(request).key_name or 'a client without a key'}"
 
 
-def _check_body_kind(request: Request) -> None:
-    """Raises InvalidRequest for a compressed body, UnsupportedMedia for a form."""
-    encoding = single_header(request, "content-encoding").lower()
-    if encoding not in NOT_ENCODED:
-        raise InvalidRequest(f"the content-encoding is {quoted(encoding)}; send the ONNX file as it is")
-    content_type = first_header(request.scope, b"content-type").decode("latin-1").strip().lower()
-    if content_type.startswith("multipart/"):
-        raise UnsupportedMedia("the body is a form; send the ONNX file itself as the body")
-
-
-def add_router(endpoint: AddModelEndpoint) -> APIRouter:
-    """The endpoint's route."""
-    router = APIRouter(route_class=HotRoute, tags=["repository"], responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
-    openapi.operation(
-        router,
-        "POST",
-        PATH,
-        name="addModel",
-        role=Requires(Role.ADMIN),
-        query=[openapi.parameter("query", name, text, **schema) for name, (text, schema) in QUERY.items()],
-        body=openapi.body({openapi.BINARY: {}}),
-        response_class=Response,
-        responses={
-            200: {"content": {openapi.JSON: {"schema": openapi.reference(ModelAdded)}}},
-            **openapi.errors(415, 507),
-        },
-    )(endpoint.__call__)
+def add_router(files: ModelFiles, adder: ModelAdder | None, refused: Callable[[str, Identity, str], None]) -> APIRouter:
+    """The routes of both endpoints."""
+    router = APIRouter(route_class=HotRoute, responses=openapi.ERRORS | openapi.RECEIVE_ERRORS)
+    for path, name, tag, answer, endpoint, query in (
+        (PATH, "addModel", "repository", ModelAdded, AddModelEndpoint(files, adder, refused).__call__, QUERY),
+        (
+            INSPECT_PATH,
+            "inspectModel",
+            "models",
+            InspectedModel,
+            InspectModelEndpoint(files, adder).__call__,
+            INSPECT_QUERY,
+        ),
+    ):
+        openapi.operation(
+            router,
+            "POST",
+            path,
+            name=name,
+            tags=[tag],
+            role=Requires(Role.ADMIN),
+            query=[openapi.parameter("query", key, text, **schema) for key, (text, schema) in query.items()],
+            body=openapi.body({openapi.BINARY: {}}, required=False),
+            response_class=Response,
+            responses={
+                200: {"content": {openapi.JSON: {"schema": openapi.reference(answer)}}},
+                **openapi.errors(415, 507),
+            },
+        )(endpoint)
     return router

@@ -23,11 +23,12 @@ from penstock.gateway.load.service import LoadTests
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_adder import ModelAdder
 from penstock.gateway.rest import identity, load, model_reports, models, openapi, shared_memory, streaming, system
-from penstock.gateway.rest.add_model import AddModelEndpoint, add_router
+from penstock.gateway.rest.add_model import add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
 from penstock.gateway.rest.infer import infer_router
 from penstock.gateway.rest.limits import RestOptions
+from penstock.gateway.rest.model_files import ModelFiles
 from penstock.gateway.rest.request import BODY_IS_STORED
 from penstock.gateway.rest.responses import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from penstock.gateway.rest.routes import (
@@ -292,10 +293,8 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     plane, limits, record = app.state.plane, app.state.limits, app.state.record
     infer, image = infer_router(plane, limits), image_router(plane, limits)
     core, uploads = (core_route.core, core_route.uploads) if core_route else (None, adder.uploads if adder else None)
-    is_core = app.state.takes_workers
-    add = add_router(
-        AddModelEndpoint(limits, uploads, adder, core, refused=plane.refused_addition, takes_workers=is_core)
-    )
+    files = ModelFiles(limits, uploads, core, takes_workers=app.state.takes_workers)
+    add = add_router(files, adder, plane.refused_addition)
     served = [infer, image, add, models.health, openapi.pages, identity.router]
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     others += [system.router, model_reports.router]

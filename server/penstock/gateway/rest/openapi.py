@@ -40,7 +40,7 @@ from penstock.protocol.load_reports import (
     LoadRuns,
     LoadScenarios,
 )
-from penstock.protocol.model_addition import ModelAdded
+from penstock.protocol.model_addition import InspectedModel, ModelAdded
 from penstock.protocol.model_reports import ModelReport, ModelsReport
 from penstock.protocol.system_reports import AuditReport, FindingsReport, LogReport, SettingsReport, SystemReport
 
@@ -124,6 +124,7 @@ _REFERENCED = (  # in bodies that FastAPI does not parse
     schemas.LogChange,
 )
 _STRUCTS = (  # what the gateway itself encodes
+    InspectedModel,
     ModelAdded,
     ModelBatchReport,
     ModelReport,
