@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
+from docs.rest_reference import gateway_api, video_api
 from penstock.cli.main import build_app, commands
 from penstock.metric_table import METRICS
 from penstock.vision.layouts.registry import LAYOUTS
@@ -161,7 +162,9 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "commands": command_reference,
     "card parameters": card_parameters,
     "output layouts": output_layouts,
+    "gateway api": gateway_api,
     "gateway metrics": gateway_metrics,
+    "video api": video_api,
     "video metrics": video_metrics,
     "follow a request": lambda: section("server/README.md", "Follow a request"),
     "follow a frame": lambda: section("deepstream_pipeline/README.md", "Follow a frame"),

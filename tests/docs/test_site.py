@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from docs.generate import CHECKOUT, PUBLISHED, output_layouts, section, site_links
+from docs.rest_reference import gateway_api, video_api
 from penstock.cli.main import build_app, commands
 from penstock.metric_table import METRICS
 from penstock.vision import card, parameters, prepare_parameters
@@ -59,6 +60,18 @@ def test_reference_pages_have_all_rows(site: Path) -> None:
     assert all(f"penstock_{row.name}</code>" in text["metrics"] for row in METRICS)
     assert all(f"penstock_video_{row.name}</code>" in text["metrics"] for row in TABLE)
     assert not any("generated:" in (site / path).read_text() for path in site.glob("*.html"))
+
+
+def test_rest_reference_has_every_operation_with_its_role(site: Path) -> None:
+    """The page lists each method and path of both OpenAPI documents, and the role that it needs."""
+    text = (site / "rest-api.html").read_text()
+    heads = re.findall(r"#### `(\w+ /\S+)`\n\n[^\n]*\n\nRole: (.+?)\. Answers", gateway_api() + video_api())
+    assert len(heads) >= 80
+    assert all(f"<code>{head}</code>" in text for head, _ in heads)
+    roles = dict(heads)
+    assert roles["GET /v1/logs"] == roles["PUT /v1/streams/{source_id}/rules"] == "`admin`"
+    assert roles["GET /v1/events"] == roles["GET /v1/models"] == "`read`"
+    assert roles["GET /v2/health/live"] == roles["GET /health/live"] == "none"
 
 
 def test_picture_parameters_are_those_that_are_read() -> None:
