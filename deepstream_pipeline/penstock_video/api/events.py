@@ -171,7 +171,10 @@ async def _span(
         await store.calls.run(lambda: control.source(source_id))
     now = time.time()
     is_file = times is not None and not times.is_live
-    until = query.until if query.until is not None else (now + 366 * _DAY_S if is_file else now + 60.0)
+    newest = now + 60.0
+    if times is not None and is_file:  # events have the time of reading, series the position in the file
+        newest = max(newest, times.last_unix_s) if from_begin else times.last_unix_s
+    until = query.until if query.until is not None else newest
     began = times.began_unix_s if times is not None and (is_file or from_begin) else now - _DAY_S
     since = query.since if query.since is not None else min(began, until)
     if since > until:

@@ -150,8 +150,13 @@ class EventReader:
 
     def source_times(self, source_id: str) -> SourceTimes | None:
         """Times of the source; None if nothing is stored of it. Raises StoreUnreadable."""
-        rows = self._rows("SELECT began_at, is_live FROM sources WHERE source_id = ?", [source_id])
-        return SourceTimes(rows[0][0], bool(rows[0][1])) if rows else None
+        query = """SELECT began_at, is_live, (SELECT max(minute) FROM occupancy o WHERE o.source_id = s.source_id)
+            FROM sources s WHERE source_id = ?"""
+        rows = self._rows(query, [source_id])
+        if not rows:
+            return None
+        began, is_live, minute = rows[0]
+        return SourceTimes(began, bool(is_live), began if minute is None else 60.0 * (minute + 1))
 
     def _rows(self, query: str, values: Sequence[object] | dict[str, object]) -> list[tuple[Any, ...]]:
         until = time.monotonic() + QUERY_TIMEOUT_S

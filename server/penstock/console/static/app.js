@@ -3,11 +3,12 @@
 import {h, replace} from "/dom.js";
 import {identity, login, logout} from "/api.js";
 import {button, dialog, field, toast} from "/widgets.js";
+import {page as events} from "/pages/events.js";
 import {page as load} from "/pages/load.js";
 import {page as models} from "/pages/models.js";
 import {page as system} from "/pages/system.js";
 
-const PAGES = [models, load, system];
+const PAGES = [models, events, load, system];
 const main = document.getElementById("main");
 let stopPage = () => {};
 let shownPath = null;

@@ -1,0 +1,203 @@
+/** Events: what the rules saw, with pictures and films; a search for objects; occupancy and heat map of a stream. */
+
+import {h, replace, s} from "/dom.js";
+import {video, withQuery} from "/api.js";
+import {counters, heatmap, occupancyChart} from "/occupancy.js";
+import {virtualList} from "/virtual_list.js";
+import {badge, clockTime, command, dialog, duration, emptyState, faultLine, field, pageHead, poll, shown} from "/widgets.js";
+
+const ROW_HEIGHT = 84; // as .virtual-row in console.css
+const PAGE_ROWS = 200;
+const KINDS = ["line-crossing", "roi-filtering", "overcrowding", "direction-detection", "dwell"];
+const VIEWS = {"": ["Events", events], objects: ["Objects", objects], occupancy: ["Occupancy", occupancy]};
+
+export const page = {
+  title: "Events",
+  path: "/events",
+  async render(root, {rest, query}) {
+    const name = rest[0] in VIEWS ? rest[0] : "";
+    const tabs = Object.entries(VIEWS).map(([key, [title]]) => h("a", {href: key ? `/events/${key}` : "/events", "aria-current": key === name ? "page" : null}, title));
+    const content = h("div", {});
+    const actions = h("div", {class: "actions"});
+    root.append(pageHead("Events", actions), h("nav", {class: "tabs", "aria-label": "Parts of the events"}, tabs), content);
+    try {
+      return await VIEWS[name][1](content, query, actions);
+    } catch (error) {
+      replace(content, unavailable(error));
+    }
+  },
+};
+
+function unavailable(error) {
+  const title = error.status === 502 ? "The video program does not run" : "No events";
+  return emptyState(title, error.message, h("div", {class: "empty-command"}, command("penstock video run --source video.mp4 --loop --realtime --model yolox-nano --line door=0.1,0.5,0.9,0.5")));
+}
+
+/** Inputs that reload a list. names: of the query's parameters. value(): what was entered, for the query. */
+async function filterForm(names, query, changed) {
+  const streams = (await video.get("/v1/streams")).streams.map(one => one.source_id);
+  const options = values => [h("option", {value: ""}, "All"), values.map(value => h("option", {value}, value))];
+  const inputs = {
+    source_id: ["Stream", h("select", {}, options([...new Set([...streams, ...(query.get("source_id") ? [query.get("source_id")] : [])])]))],
+    kind: ["Kind", h("select", {}, options(KINDS))],
+    rule: ["Rule", h("input", {type: "search", maxlength: 200})],
+    zone: ["Zone or line", h("input", {type: "search", maxlength: 200})],
+    label: ["Class", h("input", {type: "search", maxlength: 200, placeholder: "person"})],
+    since: ["From", h("input", {type: "datetime-local"})],
+    until: ["To", h("input", {type: "datetime-local"})],
+  };
+  const fields = names.map(name => {
+    const [label, input] = inputs[name];
+    input.value = query.get(name) ?? "";
+    input.addEventListener("change", changed);
+    return field(label, input);
+  });
+  const form = h("form", {class: "fields event-filter", onsubmit: event => event.preventDefault()}, fields);
+  const element = h("details", {open: matchMedia("(min-width: 561px)").matches}, h("summary", {}, "Filter"), form);
+  const read = name => {
+    const text = inputs[name][1].value.trim();
+    return text && inputs[name][1].type === "datetime-local" ? new Date(text).toISOString() : text;
+  };
+  return {element, value: () => Object.fromEntries(names.map(name => [name, read(name)]))};
+}
+
+/** A list with its filter; `fault` shows why it cannot be loaded. */
+async function filteredList(root, query, names, list) {
+  const fault = faultLine();
+  const reload = async () => {
+    try {
+      await list.reload();
+      fault.show(null);
+    } catch (error) {
+      fault.show(error);
+    }
+  };
+  const form = await filterForm(names, query, reload);
+  list.bind(form.value);
+  await list.reload();
+  root.append(fault.element, form.element, list.element);
+  return {form, fault};
+}
+
+function picture(path, text) {
+  if (!path) return h("span", {class: "thumb none"}, text);
+  const image = h("img", {class: "thumb", src: video.url(path), alt: "", loading: "lazy", decoding: "async"});
+  image.addEventListener("error", () => image.replaceWith(h("span", {class: "thumb none"}, "removed")));
+  return image;
+}
+
+const what = event => `${event.rule}${event.direction ? ` ${event.direction}` : ""}`;
+const who = event => (event.label ? `${event.label}${event.track_id === null ? "" : ` #${event.track_id}`}` : shown(event.value));
+
+async function events(root, query, actions) {
+  let filter = () => ({});
+  const alarm = h("p", {class: "fault", role: "alert"});
+  const link = h("a", {class: "button", href: video.url("/v1/events.csv"), download: "events.csv"}, "Export CSV");
+  const ask = async after => {
+    link.setAttribute("href", video.url(withQuery("/v1/events.csv", filter())));
+    const answer = await video.get(withQuery("/v1/events", {...filter(), limit: PAGE_ROWS, after}));
+    alarm.textContent = answer.alarm;
+    return {rows: answer.events, next: answer.next};
+  };
+  const list = virtualList({
+    label: "Events",
+    rowHeight: ROW_HEIGHT,
+    load: ask,
+    key: event => event.id,
+    open: showEvent,
+    row: event => [
+      picture(event.snapshot, "no picture"),
+      h("span", {class: "row-title"}, h("strong", {}, what(event)), " ", badge(event.kind), event.clip ? badge("film", "good") : null),
+      h("span", {class: "row-who"}, who(event), event.score === null ? "" : ` ${event.score.toFixed(2)}`),
+      h("span", {class: "row-where quiet"}, `${event.source_id} · ${clockTime(new Date(event.time))}`),
+    ],
+    empty: () => emptyState("No events", "Nothing that fits is stored. Events come from rules: lines, zones, crowds."),
+  });
+  list.bind = value => (filter = value);
+  root.append(alarm);
+  await filteredList(root, query, ["source_id", "rule", "kind", "label", "since", "until"], list);
+  actions.append(link);
+  const stop = poll(async () => list.prepend((await ask("")).rows), 5000);
+  return () => {
+    stop();
+    list.stop();
+  };
+}
+
+function showEvent(event) {
+  const facts = [
+    ["Time", new Date(event.time).toLocaleString("en-GB")],
+    ["Stream", event.source_id],
+    ["Object", who(event)],
+    ["Score", event.score === null ? null : event.score.toFixed(3)],
+    ["Position", `${duration(event.pts_s)} in the video, frame ${event.frame_num}`],
+  ].filter(pair => pair[1] !== null);
+  const film = event.clip ? h("video", {controls: true, preload: "metadata", src: video.url(event.clip), "aria-label": "The recording around the event"}) : null;
+  film?.addEventListener("loadedmetadata", () => (film.currentTime = Math.max(event.clip_offset_s - 1, 0)), {once: true});
+  const image = event.snapshot ? h("img", {class: "whole-picture", src: video.url(event.snapshot), alt: `${what(event)}: ${who(event)}`}) : h("p", {class: "quiet"}, "This event has no picture.");
+  const box = dialog(`${what(event)} (${event.kind})`, [image, film, h("dl", {class: "facts"}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))]);
+  box.classList.add("wide");
+}
+
+/** The path of an object as a small drawing. */
+function drawnPath(points) {
+  const text = points.map(([x, y]) => `${(96 * x).toFixed(1)},${(54 * y).toFixed(1)}`).join(" ");
+  const [x, y] = points.at(-1) ?? [0, 0];
+  return s("svg", {class: "thumb none", viewBox: "0 0 96 54", role: "img", "aria-label": "Its way through the picture"}, s("polyline", {points: text}), s("circle", {cx: 96 * x, cy: 54 * y, r: 2.5}));
+}
+
+async function objects(root, query) {
+  let filter = () => ({});
+  const list = virtualList({
+    label: "Objects",
+    rowHeight: ROW_HEIGHT,
+    load: async after => {
+      const answer = await video.get(withQuery("/v1/tracks", {...filter(), limit: PAGE_ROWS, after}));
+      return {rows: answer.tracks, next: answer.next};
+    },
+    key: track => track.id,
+    open: track => (track.event_id === null ? showTrack(track) : openEventOf(track)),
+    row: track => [
+      track.snapshot ? picture(track.snapshot, "") : drawnPath(track.path),
+      h("span", {class: "row-title"}, h("strong", {}, `${track.label} #${track.track_id}`), " ", track.zones.map(zone => badge(zone))),
+      h("span", {class: "row-who"}, `${duration(track.duration_s)}, score ${track.score.toFixed(2)}`),
+      h("span", {class: "row-where quiet"}, `${track.source_id} · ${clockTime(new Date(track.first_time))}`),
+    ],
+    empty: () => emptyState("No objects", "Nothing that fits is stored. Objects come from a tracker."),
+  });
+  list.bind = value => (filter = value);
+  await filteredList(root, query, ["source_id", "label", "zone", "since", "until"], list);
+  return list.stop;
+}
+
+async function openEventOf(track) {
+  try {
+    showEvent(await video.get(`/v1/events/${track.event_id}`));
+  } catch {
+    showTrack(track); // its event was removed
+  }
+}
+
+function showTrack(track) {
+  const facts = [["Stream", track.source_id], ["From", clockTime(new Date(track.first_time))], ["To", clockTime(new Date(track.last_time))], ["Frames", shown(track.frames)], ["Zones", track.zones.join(", ") || "none"]];
+  dialog(`${track.label} #${track.track_id}`, [drawnPath(track.path), h("dl", {class: "facts"}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))]);
+}
+
+async function occupancy(root, query) {
+  const streams = (await video.get("/v1/streams")).streams.map(one => one.source_id);
+  if (!streams.length) throw Object.assign(new Error("Add a stream first; its objects are counted from then on."), {status: 0});
+  const chosen = h("select", {onchange: () => show()}, streams.map(value => h("option", {value}, value)));
+  if (streams.includes(query.get("source_id"))) chosen.value = query.get("source_id");
+  const charts = h("div", {class: "occupancy"});
+  async function show() {
+    try {
+      const parts = await Promise.all([occupancyChart(chosen.value), heatmap(chosen.value), counters(chosen.value)]);
+      replace(charts, parts);
+    } catch (error) {
+      replace(charts, h("p", {class: "fault", role: "alert"}, error.message));
+    }
+  }
+  root.append(h("div", {class: "fields event-filter"}, field("Stream", chosen)), charts);
+  await show();
+  return poll(show, 30_000);
+}
