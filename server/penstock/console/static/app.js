@@ -6,9 +6,10 @@ import {button, dialog, field, toast} from "/widgets.js";
 import {page as events} from "/pages/events.js";
 import {page as load} from "/pages/load.js";
 import {page as models} from "/pages/models.js";
+import {page as streams} from "/pages/streams.js";
 import {page as system} from "/pages/system.js";
 
-const PAGES = [models, events, load, system];
+const PAGES = [models, streams, events, load, system];
 const main = document.getElementById("main");
 let stopPage = () => {};
 let shownPath = null;

@@ -1,0 +1,170 @@
+/** Streams: a wall of live pictures of all cameras; each leads to its own page. */
+
+import {h, replace} from "/dom.js";
+import {video} from "/api.js";
+import {badge, button, command, confirmed, emptyState, faultLine, pageHead, poll, shown, toast} from "/widgets.js";
+import {openCamera, savedText} from "/stream_form.js";
+import {detail} from "/stream_detail.js";
+
+const KINDS = {running: "good", connecting: "warn", reconnecting: "warn", stalled: "warn", paused: "", ended: "", auth_failed: "bad", failed: "bad"};
+const STILL = ["paused", "ended", "failed"];
+const TILE_MS = 1000;
+
+export const pathOf = source => `/v1/streams/${encodeURIComponent(source)}`;
+export const stateBadge = stream => badge(stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : ""), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
+
+export const page = {
+  title: "Streams",
+  path: "/streams",
+  render: (root, context) => (context.rest[0] ? detail(root, context.rest[0], context) : wall(root)),
+};
+
+/** What is shown if no video program answers. */
+export function absent(error) {
+  if (error.status !== 502) return h("p", {class: "fault", role: "alert"}, error.message);
+  return emptyState("No video program is running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command("penstock up --video")));
+}
+
+function wall(root) {
+  const fault = faultLine();
+  const search = h("input", {type: "search", placeholder: "Find a camera", "aria-label": "Find a camera"});
+  const summary = h("span", {class: "quiet", role: "status"});
+  const grid = h("div", {class: "wall"});
+  const tiles = new Map();
+  const seen = new Set();
+  const watcher = new IntersectionObserver(entries => entries.forEach(entry => (entry.isIntersecting ? seen.add(entry.target) : seen.delete(entry.target))));
+  const add = button("Add a camera", () => openCamera({done: again}), {kind: "primary"});
+  root.append(pageHead("Streams", search, add), fault.element, h("p", {}, summary), grid);
+  const isMatch = stream => `${stream.source_id} ${stream.camera_name}`.toLowerCase().includes(search.value.trim().toLowerCase());
+  let streams = [];
+  search.addEventListener("input", () => arrange());
+
+  function arrange() {
+    const matching = streams.filter(isMatch);
+    const fps = streams.reduce((sum, stream) => sum + stream.fps, 0);
+    summary.textContent = streams.length ? `${streams.length} ${streams.length === 1 ? "camera" : "cameras"}, ${shown(fps, "frames/s")}` : "";
+    if (!streams.length) {
+      replace(grid, emptyState("No camera yet", "Add an RTSP or HTTP address, or a video file of this machine."));
+      return;
+    }
+    grid.querySelector(".empty")?.remove();
+    const wanted = new Set(matching.map(stream => stream.source_id));
+    for (const [id, tile] of tiles) {
+      if (wanted.has(id)) continue;
+      watcher.unobserve(tile.element);
+      tile.stop();
+      tile.element.remove();
+      tiles.delete(id);
+    }
+    matching.forEach((stream, index) => {
+      let tile = tiles.get(stream.source_id);
+      if (!tile) {
+        tiles.set(stream.source_id, (tile = newTile(stream, element => seen.has(element), again)));
+        watcher.observe(tile.element);
+      }
+      tile.update(stream);
+      if (grid.children[index] !== tile.element) grid.insertBefore(tile.element, grid.children[index] ?? null);
+    });
+  }
+  async function load(signal) {
+    try {
+      streams = (await video.get("/v1/streams", {signal})).streams;
+    } catch (error) {
+      if (error.status !== 502) throw error;
+      streams = [];
+      tiles.clear();
+      replace(grid, absent(error));
+      add.disabled = true;
+      fault.show(null);
+      return;
+    }
+    add.disabled = false;
+    fault.show(null);
+    arrange();
+  }
+  const again = () => load().catch(fault.show);
+  const stop = poll(load, 2000, fault.show);
+  return () => {
+    stop();
+    watcher.disconnect();
+    tiles.forEach(tile => tile.stop());
+  };
+}
+
+/** A camera's tile. isSeen(element): whether it is on the screen; only then pictures are asked for. */
+function newTile(first, isSeen, again) {
+  const id = first.source_id;
+  const picture = h("img", {alt: "", hidden: true});
+  const still = h("span", {class: "quiet"}, "no picture");
+  const name = h("a", {class: "tile-name", href: `/streams/${encodeURIComponent(id)}`}, id);
+  const state = h("span");
+  const reason = h("p", {class: "tile-reason"});
+  const figures = h("p", {class: "quiet tile-figures"});
+  const turn = button("Pause", () => change(stream.state === "paused" ? "resume" : "pause"), {kind: "small"});
+  const remove = button("Remove", () => confirmed(`Remove ${id}?`, "Remove", async () => {
+    const response = await video.call("DELETE", pathOf(id));
+    toast(`${id} is removed. ${savedText(response)}`, "good");
+    again();
+  }), {kind: "small", "aria-label": `Remove ${id}`});
+  const edit = button("Edit", () => openCamera({source: id, done: again}), {kind: "small", "aria-label": `Edit ${id}`});
+  const element = h("article", {class: "tile", "aria-label": id}, h("div", {class: "tile-picture"}, still, picture), h("div", {class: "tile-head"}, name, state), reason, figures, h("div", {class: "tile-actions"}, turn, edit, remove));
+  let stream = first;
+  async function change(verb) {
+    turn.disabled = true;
+    try {
+      await video.post(`${pathOf(id)}/${verb}`);
+      await again();
+    } catch (error) {
+      toast(error.message, "bad");
+    }
+    turn.disabled = false;
+  }
+  const stop = liveImage(picture, () => isSeen(element) && !STILL.includes(stream.state), `${pathOf(id)}/preview.jpg?width=320`, TILE_MS);
+  return {
+    element,
+    stop,
+    update(next) {
+      stream = next;
+      const drops = Object.values(next.drops).reduce((sum, count) => sum + count, 0);
+      name.textContent = next.camera_name || id;
+      replace(state, stateBadge(next));
+      reason.textContent = next.reason;
+      figures.textContent = [`${next.fps.toFixed(1)} fps`, `lag ${next.latency_s === null ? "–" : `${Math.round(1000 * next.latency_s)} ms`}`, `${drops} dropped`].join(" · ");
+      const isStill = STILL.includes(next.state);
+      still.textContent = isStill ? next.state : "no picture";
+      if (isStill) picture.hidden = true;
+      turn.textContent = next.state === "paused" ? "Resume" : "Pause";
+      turn.setAttribute("aria-label", `${turn.textContent} ${id}`);
+      turn.hidden = ["ended", "failed"].includes(next.state);
+    },
+  };
+}
+
+/** Asks for one picture after the other, while isWanted() and the page is shown. address: a path, or a function of it. */
+export function liveImage(image, isWanted, address, ms) {
+  let timer = null;
+  let count = 0;
+  let isStopped = false;
+  const later = wait => {
+    if (!isStopped) timer = setTimeout(ask, wait);
+  };
+  function ask() {
+    if (document.hidden || !isWanted()) return later(200);
+    image.src = `${video.url(typeof address === "function" ? address() : address)}&n=${(count += 1)}`;
+    return null;
+  }
+  image.addEventListener("load", () => {
+    image.hidden = !isWanted();
+    later(ms);
+  });
+  image.addEventListener("error", () => {
+    image.hidden = true;
+    later(3000);
+  });
+  ask();
+  return () => {
+    isStopped = true;
+    clearTimeout(timer);
+    image.removeAttribute("src");
+  };
+}

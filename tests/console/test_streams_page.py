@@ -1,0 +1,140 @@
+"""The Streams page in a real browser: cameras are added, and lines and zones drawn on the live picture."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from penstock.network import bind
+from tests.console.browser import TIMEOUT_MS, shown_page
+from tests.console.conftest import WITH_CONSOLE, Show
+from tests.support.http import call
+from tests.support.pulled_models import SOURCE, pull_model
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+
+pytestmark = pytest.mark.xdist_group("console")
+VIDEO = CHECKOUT.parent / "shared" / "media" / "vtest.avi"
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def video_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """A stack with console and video program, without a camera."""
+    if not (SOURCE.is_dir() and VIDEO.is_file()):
+        pytest.skip(f"no real inputs: {SOURCE} or {VIDEO} is absent")
+    home = tmp_path_factory.mktemp("streams")
+    pull_model(home, "yolox-nano")
+    with bind("127.0.0.1", 0, flag="--none") as listener:
+        port = str(listener.getsockname()[1])
+    running = start_stack(home, *WITH_CONSOLE, "--video", "--video-port", port)
+    running.wait_for_log("control API")
+    yield running
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+def rules_of(stack: RunningStack, source: str) -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = json.loads(
+        call("GET", f"{stack.console_url}video/v1/streams/{source}/rules").body
+    )
+    return found
+
+
+def click_at(page: Page, *points: tuple[float, float]) -> None:
+    """Clicks at shares of the picture's width and height."""
+    box = page.locator("svg.overlay").bounding_box()
+    assert box is not None
+    for x, y in points:
+        page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+
+
+def test_without_a_video_program_the_command_is_shown(show: Show) -> None:
+    """A page that could not work says how to start what it needs."""
+    with show("/streams") as page:
+        expect(page.get_by_text("penstock up --video")).to_be_visible()
+        expect(page.get_by_role("button", name="Add a camera")).to_be_disabled()
+
+
+def test_camera_is_tried_added_and_a_line_drawn_whose_counter_moves(
+    chromium: Browser, video_stack: RunningStack
+) -> None:
+    """From the form over the mouse to the settings file. A camera's name is text, whatever is in it."""
+    with shown_page(chromium, f"{video_stack.console_url}streams") as page:
+        page.get_by_role("button", name="Add a camera").click()
+        form = page.get_by_role("dialog", name="Add a camera")
+        form.get_by_label("Address").fill("/no/such/file.mp4")
+        form.get_by_label("ID").fill("square")
+        form.get_by_label("Name", exact=True).fill(HOSTILE)
+        form.get_by_role("button", name="Test the address").click()
+        expect(form.get_by_role("alert")).to_contain_text("is not there", timeout=TIMEOUT_MS)
+        form.get_by_label("Address").fill(str(VIDEO))
+        form.get_by_label("Play a file at its own speed").check()
+        form.get_by_label("Begin a file anew").check()
+        form.get_by_role("button", name="Test the address").click()
+        expect(form.get_by_text("768 × 576")).to_be_visible(timeout=TIMEOUT_MS)
+        form.get_by_role("button", name="Add camera", exact=True).click()
+        expect(page.get_by_text("The settings file has it.")).to_be_visible(timeout=TIMEOUT_MS)
+        tile = page.get_by_role("article", name="square")
+        expect(tile.get_by_text("running")).to_be_visible(timeout=TIMEOUT_MS)
+        expect(tile.locator("img")).to_be_visible(timeout=TIMEOUT_MS)
+        tile.get_by_role("link", name=HOSTILE).click()
+        expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+
+        expect(page.locator(".stream-picture img")).to_be_visible(timeout=TIMEOUT_MS)
+        page.get_by_role("button", name="Draw a line").click()
+        click_at(page, (0.05, 0.45), (0.95, 0.45))
+        page.get_by_label("Name").fill("Street")
+        page.get_by_role("button", name="Save").click()
+        row = page.get_by_role("listitem").filter(has_text="Street")
+        expect(row).to_contain_text(re.compile(r"in [1-9]|out [1-9]"), timeout=60_000)
+    (line,) = rules_of(video_stack, "square")["line-crossing"]
+    assert line["name"] == "Street"
+    assert line["line"] == [
+        [pytest.approx(0.05, abs=0.01), pytest.approx(0.45, abs=0.01)],
+        pytest.approx([0.95, 0.45], abs=0.01),
+    ]
+    assert "Street" in (video_stack.home / "video.yaml").read_text()
+
+
+def test_zone_is_drawn_edited_by_keys_and_deleted(chromium: Browser, video_stack: RunningStack) -> None:
+    """The points move with the arrow keys; a zone takes the rule that is chosen for it."""
+    with shown_page(chromium, f"{video_stack.console_url}streams/square") as page:
+        page.get_by_role("button", name="Draw a zone").click(timeout=TIMEOUT_MS)
+        page.get_by_role("button", name="Place it in the middle").click()
+        page.get_by_label("Name").fill("Yard")
+        page.get_by_label("Rule").select_option("overcrowding")
+        page.get_by_label("Objects or more").fill("3")
+        page.get_by_label("Classes").fill("person")
+        page.get_by_role("button", name="Point 1 of").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Shift+ArrowDown")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("listitem").filter(has_text="Yard")).to_be_visible()
+        (zone,) = rules_of(video_stack, "square")["overcrowding"]
+        assert (zone["object-threshold"], zone["class-id"]) == (3, "person")
+        assert zone["roi"] == [[0.31, 0.401], [0.7, 0.4], [0.7, 0.8], [0.3, 0.8]]
+        page.get_by_role("button", name="Delete Yard").click()
+        page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        expect(page.get_by_role("listitem").filter(has_text="Yard")).to_have_count(0)
+    assert "overcrowding" not in rules_of(video_stack, "square")
+
+
+def test_camera_is_paused_resumed_edited_and_removed(chromium: Browser, video_stack: RunningStack) -> None:
+    """The buttons of its tile say what they do next; the address is kept when only the name changes."""
+    with shown_page(chromium, f"{video_stack.console_url}streams", width=390) as page:
+        tile = page.get_by_role("article", name="square")
+        tile.get_by_role("button", name="Pause").click(timeout=TIMEOUT_MS)
+        expect(tile.get_by_role("button", name="Resume")).to_be_visible(timeout=TIMEOUT_MS)
+        tile.get_by_role("button", name="Resume").click()
+        expect(tile.get_by_text("running")).to_be_visible(timeout=TIMEOUT_MS)
+        tile.get_by_role("button", name="Edit").click()
+        form = page.get_by_role("dialog", name="Edit square")
+        form.get_by_label("Name", exact=True).fill("Market")
+        form.get_by_role("button", name="Save without a test").click()
+        expect(tile.get_by_role("link", name="Market")).to_be_visible(timeout=TIMEOUT_MS)
+        tile.get_by_role("button", name="Remove").click()
+        page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+        expect(page.get_by_text("No camera yet")).to_be_visible(timeout=TIMEOUT_MS)
+    assert "Market" not in Path(video_stack.home / "video.yaml").read_text()
