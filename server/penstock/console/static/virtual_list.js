@@ -59,7 +59,8 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
 
   function tell() {
     count.textContent = rows.length ? `${rows.length}${next === null ? "" : " or more"}` : "";
-    replace(element, count, rows.length ? box : empty());
+    if (!rows.length) replace(element, count, empty());
+    else if (box.parentNode !== element) replace(element, count, box); // taken out and put back it would lose its place
   }
 
   box.addEventListener("scroll", draw, {passive: true});
