@@ -14,6 +14,7 @@ from tests.console.conftest import WITH_CONSOLE, Show
 from tests.support.http import call
 from tests.support.pulled_models import SOURCE, pull_model
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("console")
 VIDEO = CHECKOUT.parent / "shared" / "media" / "vtest.avi"
@@ -33,6 +34,24 @@ def video_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSta
     running.wait_for_log("control API")
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+@pytest.fixture
+def square(video_stack: RunningStack) -> Iterator[RunningStack]:
+    """The stack with the camera `square`, a film without an end, which is removed afterwards."""
+    url = f"{video_stack.console_url}video/v1/streams"
+    camera = {"uri": str(VIDEO), "source_id": "square", "is_realtime": True, "is_loop": True}
+    added = call("POST", url, json.dumps(camera).encode(), {"content-type": "application/json"})
+    assert added.status == 201, added.body
+    yield video_stack
+    remove_square(video_stack)
+
+
+def remove_square(stack: RunningStack) -> None:
+    """Removes the camera if it is there, and waits until its process has ended."""
+    url = f"{stack.console_url}video/v1/streams/square"
+    assert call("DELETE", url).status in (204, 404, 409)  # 409: it is being removed
+    wait_for(lambda: call("GET", url).status == 404, 20, "the camera is removed")
 
 
 def rules_of(stack: RunningStack, source: str) -> dict[str, list[dict[str, object]]]:
@@ -96,11 +115,12 @@ def test_camera_is_tried_added_and_a_line_drawn_whose_counter_moves(
         pytest.approx([0.95, 0.45], abs=0.01),
     ]
     assert "Street" in (video_stack.home / "video.yaml").read_text()
+    remove_square(video_stack)
 
 
-def test_zone_is_drawn_edited_by_keys_and_deleted(chromium: Browser, video_stack: RunningStack) -> None:
+def test_zone_is_drawn_edited_by_keys_and_deleted(chromium: Browser, square: RunningStack) -> None:
     """The points move with the arrow keys; a zone takes the rule that is chosen for it."""
-    with shown_page(chromium, f"{video_stack.console_url}streams/square") as page:
+    with shown_page(chromium, f"{square.console_url}streams/square") as page:
         page.get_by_role("button", name="Draw a zone").click(timeout=TIMEOUT_MS)
         page.get_by_role("button", name="Place it in the middle").click()
         page.get_by_label("Name").fill("Yard")
@@ -112,18 +132,18 @@ def test_zone_is_drawn_edited_by_keys_and_deleted(chromium: Browser, video_stack
         page.keyboard.press("Shift+ArrowDown")
         page.get_by_role("button", name="Save").click()
         expect(page.get_by_role("listitem").filter(has_text="Yard")).to_be_visible()
-        (zone,) = rules_of(video_stack, "square")["overcrowding"]
+        (zone,) = rules_of(square, "square")["overcrowding"]
         assert (zone["object-threshold"], zone["class-id"]) == (3, "person")
         assert zone["roi"] == [[0.31, 0.401], [0.7, 0.4], [0.7, 0.8], [0.3, 0.8]]
         page.get_by_role("button", name="Delete Yard").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()
         expect(page.get_by_role("listitem").filter(has_text="Yard")).to_have_count(0)
-    assert "overcrowding" not in rules_of(video_stack, "square")
+    assert "overcrowding" not in rules_of(square, "square")
 
 
-def test_camera_is_paused_resumed_edited_and_removed(chromium: Browser, video_stack: RunningStack) -> None:
+def test_camera_is_paused_resumed_edited_and_removed(chromium: Browser, square: RunningStack) -> None:
     """The buttons of its tile say what they do next; the address is kept when only the name changes."""
-    with shown_page(chromium, f"{video_stack.console_url}streams", width=390) as page:
+    with shown_page(chromium, f"{square.console_url}streams", width=390) as page:
         tile = page.get_by_role("article", name="square")
         tile.get_by_role("button", name="Pause").click(timeout=TIMEOUT_MS)
         expect(tile.get_by_role("button", name="Resume")).to_be_visible(timeout=TIMEOUT_MS)
@@ -137,4 +157,4 @@ def test_camera_is_paused_resumed_edited_and_removed(chromium: Browser, video_st
         tile.get_by_role("button", name="Remove").click()
         page.get_by_role("dialog").get_by_role("button", name="Remove").click()
         expect(page.get_by_text("No camera yet")).to_be_visible(timeout=TIMEOUT_MS)
-    assert "Market" not in Path(video_stack.home / "video.yaml").read_text()
+    assert "Market" not in Path(square.home / "video.yaml").read_text()

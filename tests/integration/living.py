@@ -108,7 +108,7 @@ def fails_to_start(tmp_path: Path, *arguments: str, environ: dict[str, str] | No
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", "up", "--home", str(tmp_path / "home"), *arguments],
-        env=environment | (environ or {}),
+        env=environment | {"PENSTOCK_CONSOLE": "off"} | (environ or {}),  # its port may be taken
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

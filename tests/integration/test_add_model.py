@@ -291,7 +291,7 @@ def test_real_detector_is_inspected_then_added_by_its_token(running: RunningStac
     path = SHARED / "models" / "yolox_nano.onnx"
     if not path.is_file():
         pytest.skip(f"no real inputs: {path} is absent")
-    url, headers = f"{running.http_url}/v1/models/inspect", {"content-type": "application/octet-stream"}
+    url, headers = f"{running.http_url}/v1/inspect", {"content-type": "application/octet-stream"}
     found = call("POST", url, path.read_bytes(), headers, ADD_TIMEOUT_S)
     assert found.status == 200, found.body
     assert {key: found.json[key] for key in ("layout", "verdict", "width", "height", "size_bytes", "file_format")} == {

@@ -74,7 +74,7 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def running(program: Path, folder: Path) -> Iterator[str]:
     """`penstock up` with the embedded engine, started in that folder; gives its address."""
-    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--console-port", "0")
     command = (program, "up", "--engine", "embedded", "--home", folder / "home", *ports)
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as stack:
         try:

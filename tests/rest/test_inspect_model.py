@@ -1,4 +1,4 @@
-"""POST /v1/models/inspect: what is in a model's file, before it is added; and adding it without sending it again."""
+"""POST /v1/inspect: what is in a model's file, before it is added; and adding it without sending it again."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from penstock.gateway.rest.limits import RestOptions
 from tests.rest.harness import Client, Front, request_bytes
 from tests.rest.test_add_model import ADD, FILE, adding_front, is_empty, left_in, text_of, until
 
-INSPECT = "/v1/models/inspect"
+INSPECT = "/v1/inspect"
 
 
 async def inspected(front: Front, query: str = "", body: bytes = FILE) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def stack_of(checkout: Path, folder: Path) -> Iterator[Stack]:
     environ["TMPDIR"] = str(folder)  # where video programs look for a stack
     free = ("http", "grpc", "metrics", "engine-http", "engine-grpc", "engine-metrics")
     ports = [word for port in free for word in (f"--{port}-port", "0")]
+    if (checkout / "server" / "penstock" / "console").is_dir():  # former checkouts have no such setting
+        environ["PENSTOCK_CONSOLE"] = "off"
     command = [*program, "up", "--engine", "triton", "--home", str(folder / "home"), *ports]
     child = Child(f"penstock up of {checkout}", command, folder / "up.log", environ, folder=checkout)
     try:

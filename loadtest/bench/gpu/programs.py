@@ -208,7 +208,7 @@ class PenstockUp:
         engine = ("--engine", "triton", "--engine-environment", str(environment))
         self._command = [
             *(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),  # it dies with the bench
-            *(sys.executable, "-m", "penstock.cli.main", "up", *places, *engine, *ports, *flags),
+            *(sys.executable, "-m", "penstock.cli.main", "up", *places, *engine, *ports, "--console", "off", *flags),
         ]
         self._child: Child | None = None
         self.port = 0

@@ -263,7 +263,7 @@ def _penstock(engine: str, place: ServerAddress) -> list[str]:
     free = [argument for port in ports for argument in (f"--{port}-port", "0")]
     models = ["--model-repository", str(place.model.folder.parent), "--models", place.model.name]
     command = [sys.executable, "-m", "penstock.cli.main", "up", "--engine", engine, "--http-port", str(place.port)]
-    return [*command, *free, *models, "--home", str(place.folder / "home")]
+    return [*command, *free, *models, "--console", "off", "--home", str(place.folder / "home")]
 
 
 def _script(file: str, place: ServerAddress, *, environment: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""The answer of POST /v1/models/inspect, from the JSON of `penstock models inspect`."""
+"""The answer of POST /v1/inspect, from the JSON of `penstock models inspect`."""
 
 from collections.abc import Iterable
 

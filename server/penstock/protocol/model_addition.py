@@ -1,4 +1,4 @@
-"""The JSON of `penstock models add --json`, which the gateway reads, and of POST /v1/models/inspect."""
+"""The JSON of `penstock models add --json`, which the gateway reads, and of POST /v1/inspect."""
 
 import msgspec
 

@@ -26,7 +26,7 @@ from penstock.protocol.model_addition import InspectedModel, ModelAdded
 from penstock.protocol.request_checks import quoted
 
 PATH = "/v2/repository/models/{model}/add"
-INSPECT_PATH = "/v1/models/inspect"
+INSPECT_PATH = "/v1/inspect"
 _REPLACE, _PARAMETER, _UPLOAD = "replace", "parameter", "upload"
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 QUERY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,7 +51,7 @@ QUERY: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "array", "items": {"type": "string"}},
     ),
     _REPLACE: ("1: replace a model of that name that was added before.", {"enum": ["0", "1"]}),
-    _UPLOAD: ("`upload` of an answer of POST /v1/models/inspect: that file, instead of a body.", {"type": "string"}),
+    _UPLOAD: ("`upload` of an answer of POST /v1/inspect: that file, instead of a body.", {"type": "string"}),
 }
 INSPECT_QUERY = {name: described for name, described in QUERY.items() if name != _REPLACE}
 
