@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # A process that may not write compiled modules compiles all of its imports: three times the CPU of every start.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help up gpu test test-gpu test-long check docs lock clean no-triton
+.PHONY: help up gpu test test-gpu test-long check docs screenshots lock clean no-triton
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	"$$p" -c 'import sys; raise SystemExit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -62,6 +62,9 @@ check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and com
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site; links are checked
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q && echo "$(BIN)/python -m http.server -d build/site shows it"
+
+screenshots: $(VENV)/.dev  ## every page of the console, three widths, light and dark, in build/screenshots (ARGS="--video …")
+	@$(BIN)/python -m docs.screenshots $(ARGS)
 
 lock: $(VENV)/.uv  ## resolve the requirements anew
 	$(BIN)/python requirements/lock.py
