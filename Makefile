@@ -46,12 +46,13 @@ test-gpu: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minute
 test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soak tests, fuzzing, mutation tests of tests/faults, property tests at length
 	@$(BIN)/python -m pytest -m "long or hypothesis" --hypothesis-profile thorough --timeout 1800 $(ARGS)
 
-check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files, workflows, scripts
+check: $(VENV)/.dev  ## formatting, lint, types, architecture, spelling, container and compose files, workflows, scripts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tests.plain_english
+	@$(BIN)/codespell
 	@$(BIN)/python -m deploy.helm.readme --check
 	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
 	@if command -v promtool >/dev/null; then promtool check rules deploy/monitoring/rules/*.yaml >/dev/null; fi

@@ -20,7 +20,7 @@ from penstock.cli import Command
 
 OWN_COMMANDS = {
     "up": Command("penstock.cli.up", "up", "Start the engine and the gateway; Ctrl-C drains and stops them."),
-    "serve": Command("penstock.cli.serve", "serve", "Add model files, and start the stack with them."),
+    "serve": Command("penstock.cli.serve", "serve", "Add model files, and start the stack with only them."),
     "status": Command("penstock.cli.status", "status", "Show the running stack on one screen."),
     "logs": Command("penstock.cli.logs", "logs", "Show the log of the running stack."),
     "infer": Command("penstock.cli.infer", "infer", "Send pictures to a model of the running gateway."),

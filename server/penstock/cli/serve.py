@@ -36,6 +36,9 @@ def serve(
 ) -> None:
     """Add model files, and start the stack with them: `penstock models add`, then `penstock up`.
 
+    Serves these files and no other models; `penstock up` serves all. `penstock models load NAME` loads one of the
+    others.
+
     A file that was added before is inspected again, and its folder replaced. If several files are given, those that
     cannot be added are reported, and the others are served. With --allow-model-code, files may be PyTorch programs
     or have custom operators, and run here.
