@@ -59,7 +59,8 @@ export function table({columns, key, caption, empty}) {
   const element = h("div", {}, scroll);
   const known = new Map();
   function update(rows) {
-    replace(element, rows.length || !empty ? scroll : empty());
+    const content = rows.length || !empty ? scroll : empty();
+    if (!isSame(content, element.firstChild)) replace(element, content);
     const seen = new Set();
     rows.forEach((row, index) => {
       const id = key(row);
@@ -69,8 +70,7 @@ export function table({columns, key, caption, empty}) {
       columns.forEach((column, place) => {
         const value = column.cell(row);
         const cell = line.element.children[place] ?? line.element.appendChild(h("td", {class: column.class ?? null, "data-title": column.title}));
-        if (value instanceof Node || value !== line.cells[place]) replace(cell, value ?? "");
-        line.cells[place] = value;
+        if (!isSame(value, line.cells[place])) replace(cell, (line.cells[place] = value) ?? "");
       });
       if (body.children[index] !== line.element) body.insertBefore(line.element, body.children[index] ?? null);
     });
@@ -83,6 +83,9 @@ export function table({columns, key, caption, empty}) {
   }
   return {element, update};
 }
+
+/** Whether a cell shows this already, so that it can stay as it is. */
+const isSame = (value, old) => value === old || (value instanceof Node && old instanceof Node && value.isEqualNode(old) && value.checked === old.checked);
 
 /** Opens a dialog. actions: [{text, kind, run}]; run returns false to keep it open. Returns its element. */
 export function dialog(title, content, actions = []) {

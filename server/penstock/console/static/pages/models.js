@@ -1,31 +1,108 @@
-/** Models: what is served, and in which state. */
+/** Models: what is served, in which state and how fast. A row leads to the model's page. */
 
 import {h} from "/dom.js";
 import {gateway} from "/api.js";
-import {badge, emptyState, faultLine, pageHead, poll, table} from "/widgets.js";
+import {badge, button, command, emptyState, faultLine, pageHead, poll, shown, table} from "/widgets.js";
 
-const KINDS = {READY: "good", LOADING: "warn", UNAVAILABLE: "bad"};
+const KINDS = {ready: "good", loading: "warn", unavailable: "bad"};
+const ORDER = ["unavailable", "loading", "ready", "not loaded"];
+const POLL_MS = 2000;
+
+export const pathOf = name => `/v1/models/${encodeURIComponent(name)}`;
+export const pageOf = name => `/models/${encodeURIComponent(name)}`;
+export const tryPageOf = name => `/try?model=${encodeURIComponent(name)}`;
+export const stateBadge = model => badge(model.state, KINDS[model.state] ?? "");
+/** Why a model is not ready; "" if its state says as much. */
+export const reasonOf = model => (model.state === "ready" || model.reason === model.state ? "" : model.reason || model.versions.find(version => version.reason)?.reason || "");
+/** Requests that were refused or failed in the queue, whatever the reason. */
+export const refusedOf = model => Object.values(model.traffic.refused).reduce((sum, count) => sum + count, 0);
 
 export const page = {
   title: "Models",
   path: "/models",
-  render(root) {
-    const fault = faultLine();
-    const list = table({
-      caption: "Models",
-      key: row => `${row.name}/${row.version}`,
-      columns: [
-        {title: "Model", cell: row => row.name},
-        {title: "Version", cell: row => row.version ?? ""},
-        {title: "State", cell: row => badge(row.state || "not loaded", KINDS[row.state] ?? "")},
-        {title: "Reason", cell: row => row.reason ?? ""},
-      ],
-      empty: () => emptyState("No model yet", "Add one with `penstock models add best.onnx`."),
-    });
-    root.append(pageHead("Models"), fault.element, list.element);
-    return poll(async signal => {
-      list.update(await gateway.post("/v2/repository/index", {signal}));
-      fault.show(null);
-    }, 2000, fault.show);
-  },
+  render: root => list(root),
 };
+
+/** What a model takes, in a few words. */
+function summaryOf({card, backend, inputs}) {
+  if (card) {
+    const size = card.width && card.height ? `${card.width} × ${card.height}` : "any size";
+    return [card.layout, size, card.label_count ? `${card.label_count} ${card.label_count === 1 ? "label" : "labels"}` : null].filter(Boolean).join(" · ");
+  }
+  return inputs.length ? `tensors · ${backend}` : "";
+}
+
+/** Two lines of a cell: a figure, and what explains it. */
+const pair = (figure, rest) => h("div", {class: "pair"}, h("span", {}, figure), h("small", {}, rest));
+
+function nameCell(model) {
+  const versions = model.versions.filter(version => version.state === "READY").map(version => version.version);
+  const more = [summaryOf(model), versions.length ? `version ${versions.join(", ")}` : null].filter(Boolean).join(" · ");
+  const problem = reasonOf(model) || model.card_problem;
+  return h("div", {class: "model-name"}, h("a", {href: pageOf(model.name)}, model.name), more ? h("small", {}, more) : null, problem ? h("small", {class: model.state === "not loaded" ? "" : "fault"}, problem) : null);
+}
+
+/** A model that is not loaded has figures only if it served before. */
+const hasFigures = model => model.state === "ready" || model.traffic.requests > 0;
+const figure = content => model => (hasFigures(model) ? content(model) : "");
+
+const COLUMNS = [
+  {title: "Model", cell: nameCell},
+  {title: "State", cell: stateBadge},
+  {title: "Rate", class: "number", cell: figure(({traffic}) => pair(shown(traffic.rate_per_s, "/s"), `${shown(traffic.requests)} in all`))},
+  {title: "Latency", class: "number", cell: figure(({traffic}) => (traffic.p50_ms === null ? "–" : pair(`p50 ${shown(traffic.p50_ms, "ms")}`, `p99 ${shown(traffic.p99_ms, "ms")}`)))},
+  {title: "Queue", class: "number", cell: figure(({queue}) => pair(`${shown(queue.waiting)} waiting`, `${shown(queue.in_flight)} running`))},
+  {title: "Batches", class: "number", cell: figure(({batching}) => (batching.count ? pair(shown(batching.count), `mean ${shown(batching.mean_rows)}`) : "–"))},
+  {title: "Refused", class: "number", cell: figure(model => shown(refusedOf(model)))},
+];
+
+function list(root) {
+  const fault = faultLine();
+  const search = h("input", {type: "search", placeholder: "Find a model", "aria-label": "Find a model"});
+  const filters = h("div", {class: "actions", role: "group", "aria-label": "States"});
+  const rows = table({caption: "Models", key: model => model.name, columns: COLUMNS, empty});
+  const omitted = h("p", {class: "quiet"});
+  let models = null;
+  let state = "all";
+
+  function empty() {
+    if (models.length) return emptyState("No model matches", "Change the text, or choose another state.");
+    return emptyState("No model yet", "Add an ONNX file, or one of the catalogue:", h("div", {class: "empty-command"}, command("penstock models pull yolox-nano")));
+  }
+  function arrange() {
+    if (models === null) return;
+    const words = search.value.trim().toLowerCase();
+    const isMatch = model => (state === "all" || model.state === state) && `${model.name} ${summaryOf(model)}`.toLowerCase().includes(words);
+    rows.update(models.filter(isMatch));
+    arrangeFilters();
+  }
+  /** A button for each state that occurs. */
+  function arrangeFilters() {
+    const counts = new Map([["all", models.length]]);
+    for (const model of models) counts.set(model.state, (counts.get(model.state) ?? 0) + 1);
+    if (!counts.has(state)) counts.set(state, 0);
+    for (const one of [...filters.children]) if (!counts.has(one.dataset.state)) one.remove();
+    for (const [name, count] of counts) {
+      let one = [...filters.children].find(child => child.dataset.state === name);
+      if (!one) {
+        one = button("", () => {
+          state = name;
+          arrange();
+        }, {kind: "small", "data-state": name});
+        filters.append(one);
+      }
+      one.textContent = `${name} ${count}`;
+      one.setAttribute("aria-pressed", String(name === state));
+    }
+  }
+  async function load(signal) {
+    const found = await gateway.get("/v1/models", {signal});
+    models = found.models.sort((one, other) => ORDER.indexOf(one.state) - ORDER.indexOf(other.state)); // stable: by name within a state
+    omitted.textContent = found.omitted ? `${found.omitted} more are not listed.` : "";
+    fault.show(null);
+    arrange();
+  }
+  search.addEventListener("input", arrange);
+  root.append(pageHead("Models", search), fault.element, h("div", {class: "row"}, filters), rows.element, omitted);
+  return poll(load, POLL_MS, fault.show);
+}

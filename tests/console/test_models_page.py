@@ -1,0 +1,84 @@
+"""The Models page in a real browser: states and figures, a model's own page, and adding a file."""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console.conftest import Show, sample_picture
+from tests.support.http import call
+from tests.support.stack import RunningStack
+
+pytestmark = pytest.mark.xdist_group("console")
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def row_of(page: Page, name: str) -> Any:
+    """The row of a model in the list."""
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def send_pictures(stack: RunningStack, count: int) -> None:
+    picture = sample_picture().read_bytes()
+    for _ in range(count):
+        answer = call("POST", f"{stack.http_url}/v2/models/yolox-nano/image", picture, {"content-type": "image/jpeg"})
+        assert answer.status == 200
+
+
+def made_report(stack: RunningStack, count: int) -> dict[str, Any]:
+    """GET /v1/models with `count` models, made of the real one of YOLOX-Nano."""
+    report = json.loads(call("GET", f"{stack.http_url}/v1/models").body)
+    (one,) = (row for row in report["models"] if row["name"] == "yolox-nano")
+    return {"models": [deepcopy(one) | {"name": f"model-{number:03}"} for number in range(count)], "omitted": 0}
+
+
+def test_list_shows_state_card_and_figures_of_each_model(show: Show, console_stack: RunningStack) -> None:
+    """After a few requests a row has their number, latency and batches; what is not loaded says why."""
+    with show("/models") as page:
+        row = row_of(page, "yolox-nano")
+        expect(row).to_contain_text("yolox · 416 × 416 · 80 labels · version 1")
+        before = int(row.get_by_text("in all").inner_text().split()[0].replace(",", ""))
+        send_pictures(console_stack, 3)
+        expect(row).to_contain_text(f"{before + 3} in all")
+        expect(row).to_contain_text("p99")
+        expect(row).to_contain_text("mean 1")
+        expect(row.get_by_text("ready")).to_be_visible()
+        expect(row_of(page, "people")).to_contain_text("start with --engine triton")
+        page.get_by_label("Find a model").fill("HEATMAP")
+        expect(page.get_by_role("row")).to_have_count(2)
+        page.get_by_label("Find a model").fill("")
+        page.get_by_role("button", name="not loaded").click()
+        expect(row_of(page, "people")).to_be_visible()
+        expect(row).to_have_count(0)
+
+
+def test_refresh_of_100_models_changes_only_what_is_new(show: Show, console_stack: RunningStack) -> None:
+    """A figure that changed is replaced; every other cell, the focus and the place on the page stay."""
+    report = made_report(console_stack, 100)
+    with show("/models") as page:
+        page.route("**/gateway/v1/models", lambda route: route.fulfill(json=report))
+        expect(page.get_by_role("row")).to_have_count(101)
+        page.get_by_role("link", name="model-060").focus()
+        before = page.evaluate("scrollY")
+        assert before > 500
+        page.evaluate("""() => {
+          window.changes = 0;
+          new MutationObserver(found => (window.changes += found.length)).observe(document.querySelector("table"), {childList: true, subtree: true});
+        }""")
+        report["models"][60]["traffic"]["requests"] = 123456
+        expect(row_of(page, "model-060")).to_contain_text("123,456 in all")
+        assert page.evaluate("window.changes") == 1
+        expect(page.get_by_role("link", name="model-060")).to_be_focused()
+        assert page.evaluate("scrollY") == before
+
+
+def test_names_and_reasons_of_models_are_text(show: Show, console_stack: RunningStack) -> None:
+    """Whatever a file or an engine puts into them."""
+    report = made_report(console_stack, 1)
+    report["models"][0] |= {"name": HOSTILE, "state": "unavailable", "reason": f"failed: {HOSTILE}"}
+    with show("/models") as page:
+        page.route("**/gateway/v1/models", lambda route: route.fulfill(json=report))
+        expect(row_of(page, HOSTILE)).to_contain_text(f"failed: {HOSTILE}")
+        assert page.locator("main img").count() == 0
