@@ -13,6 +13,11 @@ from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("console")
 HOSTILE = "<img src=x onerror=alert(1)>"
+COUNT_CHANGES = """() => {
+  window.changes = 0;
+  const observer = new MutationObserver(found => (window.changes += found.length));
+  observer.observe(document.querySelector("table"), {childList: true, subtree: true});
+}"""
 
 
 def row_of(page: Page, name: str) -> Any:
@@ -63,10 +68,7 @@ def test_refresh_of_100_models_changes_only_what_is_new(show: Show, console_stac
         page.get_by_role("link", name="model-060").focus()
         before = page.evaluate("scrollY")
         assert before > 500
-        page.evaluate("""() => {
-          window.changes = 0;
-          new MutationObserver(found => (window.changes += found.length)).observe(document.querySelector("table"), {childList: true, subtree: true});
-        }""")
+        page.evaluate(COUNT_CHANGES)
         report["models"][60]["traffic"]["requests"] = 123456
         expect(row_of(page, "model-060")).to_contain_text("123,456 in all")
         assert page.evaluate("window.changes") == 1
