@@ -2,6 +2,8 @@
 
 import fcntl
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,3 +172,15 @@ def test_ports_probe_taken_port_names_the_process(tmp_path: Path, listener: sock
     assert (finding.status, f"{port} is taken by " in finding.found) == (Severity.PROBLEM, True)
     assert facts[0].holder is not None
     assert not facts[0].holder.is_ours
+
+
+def test_port_of_the_stacks_video_program_is_no_finding(tmp_path: Path) -> None:
+    """A process that listens and has a stack's run directory as argument belongs to `penstock up`."""
+    listen = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    command = [sys.executable, "-P", "-c", listen, "video", "beside", f"/run/penstock/run-{ID}", "/srv/video.yaml"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        findings = ports.port_findings(ports.probe_ports(plan(tmp_path, ports={"video-port": port})))
+        child.communicate()
+    assert pick(findings, "ports.ours").found == f"a penstock runs here: {port}"

@@ -138,9 +138,9 @@ def _onnxruntime(facts: EngineFacts) -> Finding:
 VIDEO = "video"
 VIDEO_PORT = 8010
 LOOPBACK = "127.0.0.1"
-# The gateway process has its run directory's settings as argument, Triton its region prefix.
+# The gateway process has its run directory's settings as argument, the video program the directory, Triton its prefix.
 _OURS = re.compile(
-    r"/run-[0-9a-f]{12}/settings\.json$|shm-region-prefix-name=penstock_[0-9a-f]{12}_|^penstock\.cli\.main$"
+    r"/run-[0-9a-f]{12}(/settings\.json)?$|shm-region-prefix-name=penstock_[0-9a-f]{12}_|^penstock\.cli\.main$"
 )
 
 
@@ -228,7 +228,8 @@ def _holder(pid: int) -> Holder:
 
 def _program(arguments: list[str]) -> str:
     """A short command line: `python -m http.server`, without the interpreter's path."""
-    shown = [os.path.basename(arguments[0]), *arguments[1:3]] if arguments else []
+    words = [word for word in arguments[1:] if word != "-P"]
+    shown = [os.path.basename(arguments[0]), *words[:2]] if arguments else []
     return " ".join(shown)[:60]
 
 

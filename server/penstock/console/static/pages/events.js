@@ -87,7 +87,7 @@ function picture(path, text) {
 }
 
 const what = event => `${event.rule}${event.direction ? ` ${event.direction}` : ""}`;
-const who = event => (event.label ? `${event.label}${event.track_id === null ? "" : ` #${event.track_id}`}` : shown(event.value));
+const who = event => (event.label ? `${event.label}${event.track_id === null ? "" : ` #${event.track_id}`}` : `${shown(event.value)} ${event.value === 1 ? "object" : "objects"}`);
 
 async function events(root, query, actions) {
   let filter = () => ({});
