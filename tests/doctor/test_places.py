@@ -176,7 +176,10 @@ def test_ports_probe_taken_port_names_the_process(tmp_path: Path, listener: sock
 
 def test_port_of_the_stacks_video_program_is_no_finding(tmp_path: Path) -> None:
     """A process that listens and has a stack's run directory as argument belongs to `penstock up`."""
-    listen = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    listen = (
+        "import socket, sys; one = socket.create_server(('127.0.0.1', 0));"
+        "print(one.getsockname()[1], flush=True); sys.stdin.read()"
+    )
     command = [sys.executable, "-P", "-c", listen, "video", "beside", f"/run/penstock/run-{ID}", "/srv/video.yaml"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

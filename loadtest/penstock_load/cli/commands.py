@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.gateway_client import ApiKey, gateway_url
-from penstock.cli.terminal import fail, table_console
+from penstock.cli.terminal import fail, table_console, waiting
 from penstock_load.cli import options as flags
 from penstock_load.cli.history import history
 from penstock_load.cli.options import scenario_or_fail
@@ -248,7 +248,8 @@ def report(
 ) -> None:
     """Write report.html and report.md again, from run.json alone."""
     try:
-        path = write_reports(read_run_folder(folder).run, folder if folder.is_dir() else folder.parent)
+        with waiting("writing the report"):
+            path = write_reports(read_run_folder(folder).run, folder if folder.is_dir() else folder.parent)
     except RunFolderError as error:
         fail(str(error), code=1)
     except OSError as error:

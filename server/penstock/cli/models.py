@@ -263,7 +263,8 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "", as_json: AsJson = 
         known = _known_models(gateway)
         if known is not None and name not in known:
             fail(unknown_model(name, known, f"at {gateway.url}", url=gateway.url), code=1)
-        gateway.unload(name)
+        with waiting(f"unloading {name}"):
+            gateway.unload(name)
     except InferenceError as error:
         fail(str(error), code=1)
     _print_state(name, "unloaded", gateway.url, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.terminal import AsJson, fail, one_line, print_json
+from penstock.cli.terminal import AsJson, fail, one_line, print_json, waiting
 from penstock.engines.run_directory import RunDirectoryRefused, make_private
 from penstock.gateway.workers.running_stacks import run_folders
 from penstock.gpu.mps.control import (
@@ -84,7 +84,8 @@ def start(
     options = MpsOptions(directory or _usual_directory(), active_thread_percentage, pinned_memory)
     try:
         make_private(run_folders())
-        asyncio.run(start_background(options, program, os.environ, len(reading.cards)))
+        with waiting("starting the MPS daemon"):
+            asyncio.run(start_background(options, program, os.environ, len(reading.cards)))
     except (MpsError, RunDirectoryRefused, OSError) as error:
         fail(str(error), code=1)
     if as_json:
