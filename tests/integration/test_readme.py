@@ -24,7 +24,7 @@ from tests.support.http import post_json
 from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
-GUIDES = "quickstart install models card-parameters video batching gpu deploy metrics security"
+GUIDES = "quickstart install troubleshooting models card-parameters video batching gpu deploy metrics security"
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES.split()))
 PENSTOCK = ".venv/bin/penstock"
 PROGRAMS = ("make", "curl", ".venv/bin/", "docker", "helm")
@@ -104,7 +104,7 @@ def here(command: str, stack: RunningStack) -> list[str]:
     command = command.replace("127.0.0.1:8002/metrics", stack.metrics_url)
     ours = (".venv/bin/", "deepstream_pipeline/")
     words = [str(CHECKOUT / word) if word.startswith(ours) else word for word in shlex.split(command)]
-    if words[0].endswith("penstock") and "infer" in words[1]:
+    if words[0].endswith("penstock") and words[1] in ("infer", "status"):
         words += ["--url", stack.http_url]
     if words[1:2] == ["plan"]:  # the whole race: long/test_replay_race
         words += ["--policy", "penstock", "--count", "1000", "--seeds", "2", "--overload", "1.5"]
