@@ -57,6 +57,16 @@ def test_examples_of_the_page_run_in_their_order(
     assert names["outputs"]
 
 
+def test_example_for_users_of_ultralytics_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/coming-from.md: the client finds people as it says there, and draws them."""
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```", (CHECKOUT / "docs" / "coming-from.md").read_text())
+    names: dict[str, Any] = {}
+    exec(compile(block, "coming-from.md", "exec"), names)
+    names["client"].close()
+    assert len(names["result"]) > 0
+    assert (place / "boxes.jpg").stat().st_size > 1000
+
+
 def test_page_has_an_example_for_each_task() -> None:
     """None is left out by a misspelt fence."""
     assert len(BLOCKS) == PAGE.read_text().count("```python") == 11

@@ -24,7 +24,9 @@ from tests.support.http import post_json
 from tests.support.stack import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
-GUIDES = "quickstart install troubleshooting models card-parameters video batching gpu deploy metrics security"
+GUIDES = (
+    "quickstart install coming-from troubleshooting models card-parameters video batching gpu deploy metrics security"
+)
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES.split()))
 PENSTOCK = ".venv/bin/penstock"
 PROGRAMS = ("make", "curl", ".venv/bin/", "docker", "helm")
@@ -43,13 +45,15 @@ ELSEWHERE = {
     f"{PENSTOCK} setup": "downloads 410 MB; what it does: tests/engines/test_triton_environment.py",
     f"{PENSTOCK} mps": "needs a GPU: tests/gpu/test_mps_gpu.py",
     f"{PENSTOCK} video run deepstream_pipeline": "needs cameras: tests/integration/test_video_run.py",
+    f"{PENSTOCK} video run cameras.yaml": "needs cameras: tests/integration/test_video_run.py",
 }
 
 
 LONG = (  # run by make test-long; a run with a real detector: test_video_truth
     *(f"{PENSTOCK} models optimize", f"{PENSTOCK} load run", f"{PENSTOCK} load knee"),
-    f"{PENSTOCK} video run --source video.mp4 --model yolox-nano",
+    f"{PENSTOCK} video run --source video.mp4 --model",
 )
+FILES_OF_A_PAGE = {"ini": "config_infer_primary.txt", "yaml": "cameras.yaml"}  # docs/coming-from.md shows them
 PASSWORDS = {"DOOR_PASSWORD": "a", "MQTT_PASSWORD": "b"}  # of the example cameras.yaml
 NO_GATEWAY = ["--url", "http://127.0.0.1:9"]
 OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
@@ -127,6 +131,17 @@ def write_my_detector(repository: Path) -> None:
     shutil.copy(repository / "fastestdet" / "1" / "model.onnx", folder / "1")
 
 
+def write_files_of_the_pages(folder: Path, shared_dir: Path, photo: bytes) -> None:
+    """The photo, model, film and settings that commands name."""
+    (folder / "photo.jpg").write_bytes(photo)
+    (folder / "best.onnx").symlink_to(shared_dir / "models" / "yolox_nano.onnx")
+    write_clip(folder / "video.mp4", frames=20)
+    for kind, name in FILES_OF_A_PAGE.items():
+        block = re.search(rf"(?ms)^```{kind}\n(.*?)^```", (CHECKOUT / "docs" / "coming-from.md").read_text())
+        assert block, kind
+        (folder / name).write_text(block[1])
+
+
 def test_pages_name_commands() -> None:
     """The commands are found, make's targets exist, and no reason for not running is left over."""
     assert all(len(commands(page)) >= 1 for page in PAGES)
@@ -155,9 +170,7 @@ def test_command_of_a_page_runs(
     command: str, stack: RunningStack, shared_dir: Path, photo: bytes, tmp_path: Path
 ) -> None:
     """Exit code 0, and the picture that was asked for is written."""
-    (tmp_path / "photo.jpg").write_bytes(photo)
-    (tmp_path / "best.onnx").symlink_to(shared_dir / "models" / "yolox_nano.onnx")
-    write_clip(tmp_path / "video.mp4", frames=20)
+    write_files_of_the_pages(tmp_path, shared_dir, photo)
     if "replay" in command:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "objects.jsonl").write_bytes(objects_line(frame_with_a_person(), Schema.FULL) + b"\n")
@@ -168,8 +181,8 @@ def test_command_of_a_page_runs(
     if "remove" in words:
         add = [*words[:2], "add", "best.onnx", *NO_GATEWAY]
         subprocess.run(add, cwd=tmp_path, env=environ, capture_output=True, timeout=90, check=True)
-    if words[1:3] == ["infer", "best"]:
-        words[2] = "yolox-nano"
+    if words[1] in ("infer", "video"):
+        words = ["yolox-nano" if word == "best" else word for word in words]
     if "my-detector" in words:
         write_my_detector(stack.home / "models")
         loaded = post_json(f"{stack.http_url}/v2/repository/models/my-detector/load", {})
