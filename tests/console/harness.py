@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from penstock.console.app import ConsoleApp, ConsoleParts
 from penstock.console.pages import read_static_files
-from penstock.console.proxy import Upstream
+from penstock.console.proxy import Proxy, Upstream
 from penstock.gateway.rest.listener import HttpListener
 from penstock.network import bind
 from penstock.port_policy import BrowserPolicy
@@ -21,17 +22,21 @@ KEY = "a-key-of-the-fake-gateway"
 
 @dataclass
 class FakeGateway:
-    """Accepts KEY. asked: (method, path, headers, body) of each call. answers: what a path answers instead."""
+    """Accepts KEY. asked: (method, path, headers, body) of each call. answers: what a path answers instead; it may
+    take its time."""
 
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-    answers: dict[str, Callable[[web.Request], web.StreamResponse]] = field(default_factory=dict)
+    answers: dict[str, Callable[[web.Request], web.StreamResponse | Awaitable[web.StreamResponse]]] = field(
+        default_factory=dict
+    )
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append((request.method, request.raw_path, headers, body))
         if made := self.answers.get(request.path):
-            return made(request)
+            answer = made(request)
+            return answer if isinstance(answer, web.StreamResponse) else await answer
         if request.headers.get("x-api-key", KEY) != KEY:
             return web.json_response({"error": "the API key is unknown"}, status=401)
         return web.json_response({"path": request.raw_path, "body_bytes": len(body)})
@@ -44,6 +49,7 @@ class Browser:
     url: str
     gateway: FakeGateway
     session: aiohttp.ClientSession
+    proxy: Proxy
 
     async def ask(
         self, method: str, path: str, *, body: bytes | None = None, **headers: str
@@ -56,6 +62,15 @@ class Browser:
         async with self.session.request(method, address, data=body, headers=sent, allow_redirects=False) as answer:
             return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
 
+    async def send(self, head: str, body: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which a request was sent byte for byte. head: lines; {host} stands for the console's."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = head.replace("{host}", f"{host}:{port}").split("\n")
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        await writer.drain()
+        return reader, writer
+
     async def log_in(self, key: str = KEY) -> int:
         """The status of a login."""
         body = json.dumps({"api_key": key}).encode()
@@ -63,8 +78,8 @@ class Browser:
 
 
 @contextlib.asynccontextmanager
-async def served_console(*, allowed_hosts: tuple[str, ...] = (), needs_key: bool = False) -> AsyncIterator[Browser]:
-    """The console before a fake gateway; nothing listens where the video program should be."""
+async def served_console(*, allowed_hosts: tuple[str, ...] = (), **given: Any) -> AsyncIterator[Browser]:
+    """The console before a fake gateway; nothing listens where the video program should be. given: of ConsoleParts."""
     gateway = FakeGateway()
     runner = web.ServerRunner(web.Server(gateway.answer))
     await runner.setup()
@@ -78,7 +93,7 @@ async def served_console(*, allowed_hosts: tuple[str, ...] = (), needs_key: bool
         video=Upstream("video program", f"http://127.0.0.1:{dead_port}", "start it with `penstock up --video`"),
         files=read_static_files(),
         policy=BrowserPolicy("127.0.0.1", allowed_hosts),
-        needs_key=needs_key,
+        **given,
     )
     listener = HttpListener(ConsoleApp(parts), bind("127.0.0.1", 0, flag="--port"))
     listener.start()
@@ -86,7 +101,7 @@ async def served_console(*, allowed_hosts: tuple[str, ...] = (), needs_key: bool
     try:
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(cookie_jar=jar, auto_decompress=False) as session:
-            yield Browser(f"http://127.0.0.1:{listener.port}", gateway, session)
+            yield Browser(f"http://127.0.0.1:{listener.port}", gateway, session, parts.proxy)
     finally:
         await listener.stop(1.0)
         await parts.proxy.aclose()

@@ -1,16 +1,17 @@
 """The console's HTTP application: its files, sessions, and calls forwarded to the gateway and the video program."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.console.pages import INDEX, SECURITY_HEADERS, StaticFile
-from penstock.console.proxy import Proxy, Upstream, error_response
+from penstock.console.proxy import Forwarded, Proxy, Upstream, error_response
 from penstock.console.sessions import COOKIE, IDLE_S, Sessions
 from penstock.logs import get_logger
 from penstock.port_policy import BrowserPolicy
@@ -30,6 +31,7 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class ConsoleParts:
     """What the application serves. has_tls: cookies are then sent over TLS only. clock: monotonic seconds.
+    session_body_s: until the body of a login has arrived.
 
     needs_key: calls are forwarded only with the key of a session. For a console whose own client certificate has roles:
     a browser must not get them.
@@ -44,6 +46,7 @@ class ConsoleParts:
     sessions: Sessions = field(default_factory=Sessions)
     proxy: Proxy = field(default_factory=Proxy)
     clock: Callable[[], float] = time.monotonic
+    session_body_s: float = 10.0
 
 
 class ConsoleApp:
@@ -51,6 +54,8 @@ class ConsoleApp:
 
     def __init__(self, parts: ConsoleParts) -> None:
         self._parts = parts
+        # With the prefix a browser takes the cookie from this host and over TLS only, not from a sibling domain.
+        self._cookie = f"__Host-{COOKIE}" if parts.has_tls else COOKIE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,7 +74,7 @@ class ConsoleApp:
 
     async def _answer(self, request: Request) -> Response:
         path = request.scope["raw_path"].decode("latin-1")
-        api_key = self._parts.sessions.key_of(request.cookies.get(COOKIE, ""), self._parts.clock())
+        api_key = self._parts.sessions.key_of(request.cookies.get(self._cookie, ""), self._parts.clock())
         self._parts.policy.check(
             request.method,
             request.scope["headers"],
@@ -104,17 +109,21 @@ class ConsoleApp:
 
     async def _session(self, request: Request) -> Response:
         """POST begins a session with a key, after the gateway has accepted it; DELETE ends it."""
-        sessions, token = self._parts.sessions, request.cookies.get(COOKIE, "")
+        sessions, token = self._parts.sessions, request.cookies.get(self._cookie, "")
         if request.method == "DELETE":
             sessions.end(token)
             return self._with_cookie(Response(status_code=204), "", 0)
         if request.method != "POST":
             return error_response(405, f"{request.method} is not served at '/session'; POST and DELETE are")
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_SESSION_BODY_BYTES:
-                return error_response(413, f"the body is longer than {MAX_SESSION_BODY_BYTES} bytes")
+        try:
+            async with asyncio.timeout(self._parts.session_body_s):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_SESSION_BODY_BYTES:
+                        return error_response(413, f"the body is longer than {MAX_SESSION_BODY_BYTES} bytes")
+        except TimeoutError:
+            return error_response(408, f"the body did not arrive within {self._parts.session_body_s:g} s")
         try:
             api_key = msgspec.json.decode(bytes(body), type=_Key).api_key.strip()
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -132,19 +141,17 @@ class ConsoleApp:
         """The gateway's answer if it does not accept the key."""
         bare = Request({**request.scope, "method": "GET", "headers": []})
         answer = await self._parts.proxy.forward(bare, self._parts.gateway, "/v1/identity", api_key)
-        return None if answer.status_code == 200 and await _drained(answer) else answer
+        if answer.status_code != 200:
+            address = request.client.host if request.client is not None else ""
+            log.warning("login refused", address=address, status=answer.status_code)
+            return answer
+        if isinstance(answer, Forwarded):
+            answer.close()
+        return None
 
     def _with_cookie(self, response: Response, token: str, max_age_s: int) -> Response:
         response.set_cookie(
-            COOKIE, token, max_age=max_age_s, httponly=True, samesite="strict", secure=self._parts.has_tls
+            self._cookie, token, max_age=max_age_s, httponly=True, samesite="strict", secure=self._parts.has_tls
         )
         response.headers["cache-control"] = "no-store"
         return response
-
-
-async def _drained(answer: Response) -> bool:
-    """Reads a forwarded answer to its end, so that its connection can be used again. Returns True."""
-    if isinstance(answer, StreamingResponse):
-        async for _ in answer.body_iterator:
-            pass
-    return True

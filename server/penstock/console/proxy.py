@@ -4,20 +4,31 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 from yarl import URL
+
+from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
+from penstock.protocol.batch_reports import EXPLAIN_HEADER
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0  # between two reads: adding a model answers when its trial is done
-MAX_CALLS = 256  # at once, over all browsers
+MAX_CALLS = 256  # of an API at once, over all browsers
+MAX_CALLS_OF_ADDRESS = 128  # of them, of one address
 CHUNK_BYTES = 256 << 10
-_SENT_ON = ("accept", "content-type", "content-length", "if-none-match", "range", "x-request-timeout-ms")
-_SENT_ON_PREFIX = "x-penstock-"
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+_SENT_ON = frozenset(
+    ("accept", "content-type", "content-length", "if-none-match", "range", "x-request-timeout-ms", EXPLAIN_HEADER)
+)
+_RETURNED_PREFIX = "x-penstock-"
 _RETURNED = (
     *("content-type", "content-length", "content-encoding", "content-disposition", "content-range", "accept-ranges"),
     *("cache-control", "etag", "last-modified", "retry-after", "location"),
@@ -30,9 +41,8 @@ ANSWER_HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-_IDENTITY_HEADER = "x-penstock-caller"  # names a caller between the gateway's own processes
 SERVED_PATH = re.compile(r"/(?:v1|v2)/|/(?:v2|openapi\.json|health/live|health/ready)\Z")
-_DOT_SEGMENT = re.compile(r"/(?:\.|%2e){1,2}(?:/|\Z)", re.IGNORECASE)
+_DOT_SEGMENT = re.compile(r"[/\\]\.{1,2}(?:[/\\]|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ def error_response(status: int, text: str) -> Response:
 
 def is_served(path: str) -> bool:
     """Whether the console forwards a path of an API. path: as received, neither decoded nor normalised."""
-    return SERVED_PATH.match(path) is not None and _DOT_SEGMENT.search(path) is None
+    return SERVED_PATH.match(path) is not None and _DOT_SEGMENT.search(unquote(path)) is None
 
 
 class Proxy:
@@ -61,31 +71,57 @@ class Proxy:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
-        self._calls = 0
+        self._calls: Counter[str] = Counter()  # by the API's name
+        self._calls_of_address: Counter[tuple[str, str]] = Counter()  # by the API's name and the browser's address
+
+    @property
+    def call_count(self) -> int:
+        """Calls that run."""
+        return self._calls.total()
 
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
 
     async def forward(self, request: Request, upstream: Upstream, path: str, api_key: str) -> Response:
-        """The API's answer. path: with its query, as received. api_key: empty for none."""
+        """The API's answer. path: with its query, as received. api_key: empty for none.
+
+        Raises ClientDisconnect.
+        """
         if not is_served(path.partition("?")[0]):
             return error_response(404, f"the console does not forward {path[:200]!r}")
-        if self._calls >= MAX_CALLS:
-            return error_response(503, f"{self._calls} calls run through the console (limit {MAX_CALLS}); retry")
-        self._calls += 1
+        if request.method not in METHODS:
+            return error_response(405, f"the console does not forward {request.method}; it does {', '.join(METHODS)}")
+        address = request.client.host if request.client is not None else ""
+        if refusal := self._begin(upstream.name, address):
+            return refusal
         answer: aiohttp.ClientResponse | None = None
         try:
-            answer = await self._ask(request, upstream, path, api_key)
+            answer = await _until_disconnect(request, self._ask(request, upstream, path, api_key))
         except (TimeoutError, aiohttp.ClientError, ssl.SSLError) as error:
             return _unanswered(upstream, error)
-        except ClientDisconnect:
-            return error_response(400, "the browser closed the connection")
         finally:
             if answer is None:
-                self._calls -= 1
-        headers = {name: value for name, value in answer.headers.items() if _is_returned(name.lower())}
-        return StreamingResponse(self._content(answer), answer.status, {**headers, **ANSWER_HEADERS})
+                self._end(upstream.name, address)
+        return Forwarded(answer, lambda: self._end(upstream.name, address))
+
+    def _begin(self, api: str, address: str) -> Response | None:
+        """Counts a call; the refusal at a limit."""
+        count, of_address = self._calls[api], self._calls_of_address[api, address]
+        if count >= MAX_CALLS:
+            return error_response(503, f"{count} calls of the {api} run through the console (limit {MAX_CALLS}); retry")
+        if of_address >= MAX_CALLS_OF_ADDRESS:
+            text = f"{of_address} calls from {address} run through the console (limit {MAX_CALLS_OF_ADDRESS}); retry"
+            return error_response(503, text)
+        self._calls[api] += 1
+        self._calls_of_address[api, address] += 1
+        return None
+
+    def _end(self, api: str, address: str) -> None:
+        self._calls[api] -= 1
+        self._calls_of_address[api, address] -= 1
+        if not self._calls_of_address[api, address]:
+            del self._calls_of_address[api, address]
 
     async def _ask(self, request: Request, upstream: Upstream, path: str, api_key: str) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -94,10 +130,10 @@ class Proxy:
                 timeout=timeout,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(limit=MAX_CALLS),
+                connector=aiohttp.TCPConnector(limit=0),  # _begin limits
                 read_bufsize=CHUNK_BYTES,
             )
-        headers = {name: value for name, value in request.headers.items() if _is_sent_on(name)}
+        headers = {name: value for name, value in request.headers.items() if name in _SENT_ON}
         headers.setdefault("accept-encoding", "identity")
         if api_key:
             headers["x-api-key"] = api_key
@@ -111,23 +147,60 @@ class Proxy:
             ssl=upstream.tls() if upstream.tls is not None else True,
         )
 
+
+class Forwarded(StreamingResponse):
+    """An API's answer on its way to the browser. ended: called once, when nothing more is read of it."""
+
+    def __init__(self, answer: aiohttp.ClientResponse, ended: Callable[[], None]) -> None:
+        headers = {name: value for name, value in answer.headers.items() if _is_returned(name.lower())}
+        super().__init__(self._content(answer), answer.status, {**headers, **ANSWER_HEADERS})
+        self._answer, self._ended = answer, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:  # not in the generator, which a browser that has left never starts
+            self.close()
+
+    def close(self) -> None:
+        """Ends the call of the API."""
+        self._answer.close()
+        self._ended()
+
     async def _content(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
             async for chunk in answer.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError):
             raise asyncio.CancelledError from None  # cuts the browser's connection: the answer is not complete
-        finally:
-            self._calls -= 1
-            answer.close()
 
 
-def _is_sent_on(name: str) -> bool:
-    return name in _SENT_ON or (name.startswith(_SENT_ON_PREFIX) and name != _IDENTITY_HEADER)
+async def _until_disconnect(
+    request: Request, asking: Coroutine[Any, Any, aiohttp.ClientResponse]
+) -> aiohttp.ClientResponse:
+    """The answer; the call is cancelled, and ClientDisconnect raised, once the browser has left.
+
+    An API that hangs would otherwise hold a call for each browser that gave up.
+    """
+    served: ServedRequest = request.scope[SERVED_REQUEST]
+    task = asyncio.ensure_future(asking)
+
+    def leave() -> None:
+        task.cancel()
+
+    served.watch(leave)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if served.is_disconnected and task.cancelled():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        served.unwatch()
 
 
 def _is_returned(name: str) -> bool:
-    return name in _RETURNED or name.startswith(_SENT_ON_PREFIX)
+    return name in _RETURNED or name.startswith(_RETURNED_PREFIX)
 
 
 def _unanswered(upstream: Upstream, error: Exception) -> Response:
