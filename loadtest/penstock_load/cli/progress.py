@@ -9,40 +9,13 @@ from typing import Self
 import msgspec
 
 from penstock.cli.terminal import fail
+from penstock.protocol.load_reports import LoadProgress
 from penstock_load.cli.output import QuietWatch, line_of, watch_for
 from penstock_load.report.document import one_line
 from penstock_load.results import LiveView, PhaseResult
 
 MAX_LINES = 20_000  # five hours; later lines are not written
 EVERY_S = 1.0
-
-
-class ProgressLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the file: a moment of a phase, or text. at_s: since the run began.
-
-    p50_ms, p99_ms, ok_per_s: over the last seconds. Counts: of the phase so far. text: a note, or the result of a
-    phase.
-    """
-
-    at_s: float
-    phase: str = ""
-    phase_number: int = 0
-    phase_count: int = 0
-    round: int = 0
-    rounds: int = 0
-    elapsed_s: float = 0.0
-    seconds: float = 0.0
-    offered_per_s: float = 0.0
-    ok_per_s: float = 0.0
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-    slo_p99_ms: float = 0.0
-    ok: int = 0
-    refused: int = 0
-    failed: int = 0
-    timeouts: int = 0
-    in_flight: int = 0
-    text: str = ""
 
 
 def watch_or_fail(path: Path | None, *, is_quiet: bool) -> QuietWatch:
@@ -77,12 +50,12 @@ class ProgressWatch(QuietWatch):
 
     def note(self, sentence: str) -> None:
         """A line."""
-        self._write(ProgressLine(at_s=self._at_s, text=one_line(sentence)))
+        self._write(LoadProgress(at_s=self._at_s, text=one_line(sentence)))
         self._inner.note(sentence)
 
     def phase_done(self, result: PhaseResult) -> None:
         """A line with the phase's figures."""
-        self._write(ProgressLine(at_s=self._at_s, text=one_line(line_of(result))))
+        self._write(LoadProgress(at_s=self._at_s, text=one_line(line_of(result))))
         self._inner.phase_done(result)
 
     def show(self, view: LiveView) -> None:
@@ -93,7 +66,7 @@ class ProgressWatch(QuietWatch):
             return
         self._next_s = at_s + EVERY_S - 0.1  # views come every half second, a little late
         self._write(
-            ProgressLine(
+            LoadProgress(
                 at_s=at_s,
                 phase=one_line(view.phase, at_most=80),
                 phase_number=view.phase_number,
@@ -119,7 +92,7 @@ class ProgressWatch(QuietWatch):
     def _at_s(self) -> float:
         return round(self._now() - self._began_s, 2)
 
-    def _write(self, line: ProgressLine) -> None:
+    def _write(self, line: LoadProgress) -> None:
         """A full disk costs lines, not the run."""
         self._lines += 1
         if self._lines > MAX_LINES:
