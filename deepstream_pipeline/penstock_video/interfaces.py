@@ -126,8 +126,8 @@ class ProbedSource:
 
 
 class PipelineControl(Protocol):
-    """Control of a running pipeline. Thread-safe; only `probe` and `change` wait for a camera, within a deadline.
-    Raises errors of errors.py."""
+    """Control of a running pipeline. Thread-safe; only `probe`, `change` and `restart` wait for a camera, within
+    a deadline. Raises errors of errors.py."""
 
     def add(self, source: SourceConfig) -> None: ...
 
@@ -143,6 +143,10 @@ class PipelineControl(Protocol):
 
     def change(self, source: SourceConfig) -> None:
         """Another address or other options under an ID that exists. Its rules and their counts stay."""
+        ...
+
+    def restart(self, source_id: str) -> None:
+        """Opens a source anew, a file from its beginning, also one that is over. Its rules stay, and count from 0."""
         ...
 
     def pause(self, source_id: str) -> None: ...

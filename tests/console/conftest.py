@@ -11,12 +11,17 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from penstock.gateway.auth.api_keys import digest_of, new_secret
+from penstock.network import bind
 from penstock.protocol.identity import Role
 from tests.console.browser import CHROMIUM, shown_page, started_chromium
 from tests.support.pulled_models import SOURCE, pull_model
-from tests.support.stack import RunningStack, start_stack, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 
 WITH_CONSOLE = ("--engine", "embedded", "--console", "on", "--console-port", "0", "--models", "street,yolox-nano")
+VIDEO = CHECKOUT.parent / "shared" / "media" / "vtest.avi"
+SHORT_CLIPS = """primary-gie: {model: yolox-nano}
+sink: [{type: record, folder: clips, before: 1, after: 1, cool-down: 600}]
+"""
 Show = Callable[..., AbstractContextManager[Page]]
 
 
@@ -88,6 +93,31 @@ def show_keyed(chromium: Browser, keyed_console: KeyedConsole) -> Show:
         return shown_page(chromium, keyed_console.stack.console_url.rstrip("/") + path, **options)
 
     return shown
+
+
+@pytest.fixture(scope="session")
+def video_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """A stack with console and video program, without a camera. Events have clips of about two seconds."""
+    if not (SOURCE.is_dir() and VIDEO.is_file()):
+        pytest.skip(f"no real inputs: {SOURCE} or {VIDEO} is absent")
+    home = tmp_path_factory.mktemp("streams")
+    pull_model(home, "yolox-nano")
+    (home / "video.yaml").write_text(SHORT_CLIPS)
+    with bind("127.0.0.1", 0, flag="--none") as listener:
+        port = str(listener.getsockname()[1])
+    words = ("--video", "--video-port", port, "--allow-outbound", "127.0.0.1")
+    running = start_stack(home, *WITH_CONSOLE, *words)
+    running.wait_for_log("control API")
+    yield running
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+def click_at(page: Page, *points: tuple[float, float]) -> None:
+    """Clicks at shares of the picture's width and height."""
+    box = page.locator("svg.overlay").bounding_box()
+    assert box is not None
+    for x, y in points:
+        page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
 
 
 def sample_picture() -> Path:

@@ -6,34 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
-from penstock.network import bind
 from tests.console.browser import TIMEOUT_MS, shown_page
-from tests.console.conftest import WITH_CONSOLE, Show
+from tests.console.conftest import VIDEO, Show, click_at
 from tests.support.http import call
-from tests.support.pulled_models import SOURCE, pull_model
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.support.stack import RunningStack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("console")
-VIDEO = CHECKOUT.parent / "shared" / "media" / "vtest.avi"
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def video_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """A stack with console and video program, without a camera."""
-    if not (SOURCE.is_dir() and VIDEO.is_file()):
-        pytest.skip(f"no real inputs: {SOURCE} or {VIDEO} is absent")
-    home = tmp_path_factory.mktemp("streams")
-    pull_model(home, "yolox-nano")
-    with bind("127.0.0.1", 0, flag="--none") as listener:
-        port = str(listener.getsockname()[1])
-    running = start_stack(home, *WITH_CONSOLE, "--video", "--video-port", port)
-    running.wait_for_log("control API")
-    yield running
-    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture
@@ -59,14 +41,6 @@ def rules_of(stack: RunningStack, source: str) -> dict[str, list[dict[str, objec
         call("GET", f"{stack.console_url}video/v1/streams/{source}/rules").body
     )
     return found
-
-
-def click_at(page: Page, *points: tuple[float, float]) -> None:
-    """Clicks at shares of the picture's width and height."""
-    box = page.locator("svg.overlay").bounding_box()
-    assert box is not None
-    for x, y in points:
-        page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
 
 
 def test_without_a_video_program_the_command_is_shown(show: Show) -> None:

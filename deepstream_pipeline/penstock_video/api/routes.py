@@ -83,7 +83,7 @@ def stream_of(statistics: SourceStatistics) -> Stream:
 def refuse_over(source: SourceStatistics) -> None:
     """Raises Refusal (409) for a source that ended or failed."""
     if source.state in OVER:
-        raise Refusal(409, f"{source.source_id!r} {_IS[source.state]}; to read it anew remove it and add it again")
+        raise Refusal(409, f"{source.source_id!r} {_IS[source.state]}; start it over first")
 
 
 def refuse_pictureless(source: SourceStatistics) -> None:
@@ -138,6 +138,11 @@ def streams_router(control: PipelineControl, calls: Calls, probes: Calls, option
     @router.post("/{source_id}/resume", status_code=204, summary="Read on.")
     async def resume_stream(source_id: SourceId) -> None:
         await calls.run(lambda: _turn(control, source_id, control.resume))
+
+    @router.post("/{source_id}/restart", status_code=204, summary="Open it anew, a file from its beginning.")
+    async def restart_stream(source_id: SourceId) -> None:
+        """Its rules stay, and their counts begin at 0. Stored events stay."""
+        await calls.run(lambda: control.restart(source_id))
 
     _add_editing(router, control, calls, options)
     _add_probe(router, control, (calls, probes), options)

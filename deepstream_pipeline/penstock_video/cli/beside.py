@@ -44,7 +44,10 @@ def beside(run_dir: Path, config: Path, program_of: Callable[..., "Program"]) ->
     configure_logs(stack.log_format, stack.log_level)
     also_log_to_stack("video")
     create_config(config, stack)
-    flags = Flags(api_port=stack.video_port, allowed_hosts=stack.allowed_host, cors_origins=stack.cors_origin)
+    flags = Flags(
+        api_port=stack.video_port, allowed_hosts=stack.allowed_host, cors_origins=stack.cors_origin,
+        allowed_outbound=stack.allow_outbound,
+    )  # fmt: skip
     try:
         settings = read_settings(config, flags)
     except InvalidSettings as refused:

@@ -220,21 +220,33 @@ class Pipeline:
         """Ends the source and adds it again with its rules, their counts and its tracker. Raises UnknownSource,
         SourceStuck, and what `take_in` raises."""
         with self._asking:
-            if self._is_stopping:
-                raise PipelineError("no source is changed in a program that ends")
             way = self._way(source.source_id)
-            way.is_leaving = True
-            self._sources.remove(source.source_id)
-            with self._changed:
-                if way.is_over:
-                    self._forget(way)
-                is_over = self._changed.wait_for(lambda: way.is_over, CHANGE_TIMEOUT_S)
-            if not is_over:
-                raise SourceStuck(
-                    f"{source.source_id!r} did not end within {CHANGE_TIMEOUT_S:g} s and is being removed; add it again"
-                )
+            self._end(way)
             self._take(source, way.section, way)
         log.info("source changed", source=source.source_id, uri=redacted(source.uri))
+
+    def restart(self, source_id: str) -> None:
+        """Ends the source and adds it again with its rules; counts begin at 0. Raises as `change`."""
+        with self._asking:
+            way = self._way(source_id)
+            self._end(way)
+            self._take(way.config, way.section)
+        log.info("source started over", source=source_id)
+
+    def _end(self, way: StreamPipeline) -> None:
+        """Waits until the source is over. Raises SourceStuck."""
+        if self._is_stopping:
+            raise PipelineError("no source is changed in a program that ends")
+        way.is_leaving = True
+        self._sources.remove(way.source_id)
+        with self._changed:
+            if way.is_over:
+                self._forget(way)
+            is_over = self._changed.wait_for(lambda: way.is_over, CHANGE_TIMEOUT_S)
+        if not is_over:
+            raise SourceStuck(
+                f"{way.source_id!r} did not end within {CHANGE_TIMEOUT_S:g} s and is being removed; add it again"
+            )
 
     def pause(self, source_id: str) -> None:
         self._way(source_id)

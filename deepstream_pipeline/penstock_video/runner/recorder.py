@@ -28,7 +28,7 @@ LOG_EVERY_S = 60.0
 LEAST_CACHE_S = 2.0  # an event follows its frame, which its recording must contain
 MOST_WAITING = 256  # recordings without a line in the index yet
 _ADVICE = {SourceState.PAUSED: "resume it first"} | dict.fromkeys(
-    (SourceState.ENDED, SourceState.FAILED), "remove it and add it again first"
+    (SourceState.ENDED, SourceState.FAILED), "start it over first"
 )
 
 

@@ -136,9 +136,10 @@ class EventStore:
         self._flush_if_due()
 
     def end_source(self, source_id: str) -> None:
-        """Ends the source's tracks."""
+        """Ends the source's tracks. What is known of it is written."""
         self._osd.drop_pictures(source_id)
         self._end(source_id)
+        self._heat_at = float("-inf")
         self._flush_if_due(is_urgent=True)
 
     def close(self) -> None:

@@ -136,8 +136,8 @@ FLAGS: dict[str, Any] = {
     "allow_outbound": Annotated[
         list[str] | None,
         typer.Option(
-            help="address or network (169.254.169.254) of a cloud's metadata service that jwks_url of the access "
-            "file may use; may be repeated [none]"
+            help="address or network of cameras that clients may add with --video (192.168.0.0/16), or of a cloud's "
+            "metadata service that jwks_url of the access file may use; may be repeated [none]"
         ),
     ],
     "trusted_proxy": Annotated[

@@ -79,6 +79,10 @@ class FakePipeline:
         self._known(source.source_id)
         self.configs[source.source_id] = source
 
+    def restart(self, source_id: str) -> None:
+        self.before("restart")
+        self.sources[source_id] = replace(self._known(source_id), state=SourceState.CONNECTING)
+
     def pause(self, source_id: str) -> None:
         self.before("pause")
         self.sources[source_id] = replace(self._known(source_id), state=SourceState.PAUSED)

@@ -125,8 +125,8 @@ def test_source_without_pictures_keeps_its_viewers_waiting(watched: ApiServer, p
     ("state", "text"),
     [
         (SourceState.PAUSED, "'door' is paused and has no picture; resume it"),
-        (SourceState.ENDED, "'door' has ended; to read it anew remove it and add it again"),
-        (SourceState.FAILED, "'door' has failed; to read it anew remove it and add it again"),
+        (SourceState.ENDED, "'door' has ended; start it over first"),
+        (SourceState.FAILED, "'door' has failed; start it over first"),
     ],
 )
 @pytest.mark.parametrize("kind", ["jpg", "mjpeg"])

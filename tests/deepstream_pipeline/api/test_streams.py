@@ -62,6 +62,16 @@ def test_stream_is_paused_and_resumed(api: ApiServer, pipeline: FakePipeline) ->
     assert pipeline.sources["door"].state is SourceState.RUNNING
 
 
+@pytest.mark.parametrize("state", [SourceState.RUNNING, SourceState.ENDED])
+def test_stream_is_started_over(api: ApiServer, pipeline: FakePipeline, state: SourceState) -> None:
+    """Also one that has ended; an unknown one is 404."""
+    pipeline.add(SourceConfig("clip.mp4", "clip"))
+    pipeline.sources["clip"] = replace(pipeline.sources["clip"], state=state)
+    assert ask(api.url, "POST", "/v1/streams/clip/restart").status == 204
+    assert pipeline.sources["clip"].state is SourceState.CONNECTING
+    assert ask(api.url, "POST", "/v1/streams/door/restart").status == 404
+
+
 @pytest.mark.parametrize("state", [SourceState.ENDED, SourceState.FAILED])
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 def test_stream_that_is_over_is_neither_paused_nor_resumed(
@@ -72,7 +82,7 @@ def test_stream_that_is_over_is_neither_paused_nor_resumed(
     pipeline.sources["clip"] = replace(pipeline.sources["clip"], state=state)
     answer = ask(api.url, "POST", f"/v1/streams/clip/{verb}")
     assert answer.status == 409
-    assert answer.error == f"'clip' has {state.value}; to read it anew remove it and add it again"
+    assert answer.error == f"'clip' has {state.value}; start it over first"
     assert pipeline.sources["clip"].state is state
 
 

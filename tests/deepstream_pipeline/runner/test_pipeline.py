@@ -319,6 +319,22 @@ def test_source_that_ended_is_opened_again_by_a_change(stand: Stand) -> None:
     assert not stand.pipeline._ways["a"].is_over
 
 
+def test_source_that_is_started_over_counts_from_zero(stand: Stand) -> None:
+    """With its rules, and its changes of them, but a tracker and counts of its own."""
+    stand.pipeline.add(CAMERA)
+    stand.pipeline.set_rules("a", {"one": 1})
+    before = stand.pipeline._ways["a"]
+    stand.sources.end("a")
+    stand.until(stand.over)
+    stand.pipeline.restart("a")
+    after = stand.pipeline._ways["a"]
+    assert (after.config, after.section, after.is_over) == (before.config, {"one": 1}, False)
+    assert after.tracker is not before.tracker
+    assert after.analytics is not before.analytics
+    with pytest.raises(UnknownSource):
+        stand.pipeline.restart("b")
+
+
 def test_source_that_does_not_end_is_not_changed(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller learns that it is being removed; an unknown one is refused."""
     monkeypatch.setattr(room, "CHANGE_TIMEOUT_S", 0.05)

@@ -67,7 +67,7 @@ def test_events_that_get_no_recording_are_logged_now_and_then(tmp_path: Path) ->
         ((SourceState.CONNECTING, "connection refused"), r"'a' is connecting \(connection refused\): nothing of it"),
         ((SourceState.RECONNECTING, ""), "is reconnecting: .* ask again"),
         ((SourceState.PAUSED, ""), "is paused: .* resume it first"),
-        ((SourceState.FAILED, ""), "is failed: .* add it again first"),
+        ((SourceState.FAILED, ""), "is failed: .* start it over first"),
     ],
 )
 def test_recording_of_a_source_that_is_not_open_is_refused(

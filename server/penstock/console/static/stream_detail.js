@@ -2,25 +2,21 @@
 
 import {h, replace} from "/dom.js";
 import {video} from "/api.js";
-import {button, confirmed, faultLine, field, pageHead, poll, shown, toast} from "/widgets.js";
+import {button, confirmed, faultLine, field, pageHead, poll, toast} from "/widgets.js";
+import {heatCells, occupancyPanel} from "/occupancy.js";
 import {openCamera, savedText} from "/stream_form.js";
 import {KINDS, middle, overlay, sectionOf, shapesOf} from "/shapes.js";
-import {absent, liveImage, pathOf, stateBadge} from "/pages/streams.js";
+import {STILL, absent, liveImage, pathOf, restart, stateBadge} from "/pages/streams.js";
 
 const PICTURE_MS = 500;
+const HEAT_MS = 20_000; // as often as the video program stores it
+const TRIAL_MS = 30_000;
 const OPTIONS = {
   overcrowding: [["object-threshold", "Objects or more", 5, 1], ["time-threshold", "For so many milliseconds", 2000, 0]],
   dwell: [["time-threshold-s", "After so many seconds", 10, 0]],
 };
 
 export async function detail(root, id) {
-  const title = h("span", {}, id);
-  const fault = faultLine();
-  const state = h("p", {class: "stream-state"});
-  const frame = h("div", {class: "stream-picture"});
-  const side = h("div", {class: "card stream-rules"});
-  const head = pageHead(title, h("a", {href: "/streams"}, "All cameras"), button("Edit the camera", () => openCamera({source: id, done: load})));
-  root.append(head, fault.element, state, h("div", {class: "split"}, frame, side));
   let stream;
   try {
     stream = await video.get(pathOf(id));
@@ -28,7 +24,18 @@ export async function detail(root, id) {
     replace(root, pageHead(id), absent(error));
     return () => {};
   }
+  const title = h("span", {}, id);
+  const fault = faultLine();
+  const state = h("p", {class: "stream-state"});
+  const frame = h("div", {class: "stream-picture"});
+  const side = h("div", {class: "card stream-rules"});
+  const again = button("Start over", () => restart(id, () => load()), {title: "Opens it anew, a file from its beginning, and counts from 0"});
+  const heat = heatSwitch(id, frame, fault);
+  root.append(pageHead(title, h("a", {href: "/streams"}, "All cameras"), heat.element, again, button("Edit the camera", () => openCamera({source: id, done: load}))), fault.element, state);
+  root.append(h("div", {class: "split"}, frame, side));
   const editor = newEditor(id, () => stream, side, frame);
+  const panel = occupancyPanel(id, {isLive: stream.is_live});
+  root.append(h("h2", {}, "Counters"), panel.element);
   async function load(signal) {
     stream = await video.get(pathOf(id), {signal});
     title.textContent = stream.camera_name || id;
@@ -38,11 +45,38 @@ export async function detail(root, id) {
     fault.show(null);
     await editor.update();
   }
-  const stop = poll(load, 1000, fault.show);
-  return () => {
-    stop();
-    editor.stop();
-  };
+  const stops = [poll(load, 1000, fault.show), editor.stop, panel.stop, heat.stop];
+  return () => stops.forEach(stop => stop());
+}
+
+/** A button that lays the heat map over the picture, and takes it away. */
+function heatSwitch(id, frame, fault) {
+  let drawing = null;
+  let isOn = false;
+  let stopPoll = () => {};
+  const element = button("Heat map", turn, {"aria-pressed": "false"});
+  async function draw() {
+    const made = await heatCells(id);
+    if (!isOn) return;
+    drawing?.remove();
+    frame.append((drawing = made.drawing));
+    element.title = made.note;
+  }
+  function turn() {
+    isOn = !isOn;
+    element.setAttribute("aria-pressed", String(isOn));
+    stopPoll();
+    drawing?.remove();
+    stopPoll = isOn ? poll(draw, HEAT_MS, fault.show) : () => {};
+  }
+  return {element, stop: () => stopPoll()};
+}
+
+/** A picture of a stream that shows none now. Returns {image, size}. Throws ApiError. */
+async function triedPicture(id) {
+  const {uri, is_udp} = await video.get(`${pathOf(id)}/options`);
+  const found = await video.post("/v1/streams/probe", {json: {uri, is_udp, source_id: id}, timeoutMs: TRIAL_MS});
+  return {image: h("img", {src: `data:image/jpeg;base64,${found.jpeg}`, alt: `A picture of ${id}`}), size: [found.width, found.height]};
 }
 
 /** The picture with its drawing, and the list of rules beside it. */
@@ -55,14 +89,20 @@ function newEditor(id, streamNow, side, frame) {
   let section = null;
   let shapes = [];
   let edited = null; // {shape, isNew, before}
-  const stopImage = liveImage(image, () => !["paused", "ended", "failed"].includes(streamNow().state), () => `${pathOf(id)}/preview.jpg?width=960&draw=${edited ? 0 : 1}`, PICTURE_MS);
+  let still = null; // the picture of a stream that is paused, or over
+  const stopImage = liveImage(image, () => !STILL.includes(streamNow().state), () => `${pathOf(id)}/preview.jpg?width=960&draw=${edited ? 0 : 1}`, PICTURE_MS);
   replace(frame, empty, image);
-  image.addEventListener("load", () => empty.remove());
+  image.addEventListener("load", () => {
+    empty.remove();
+    still?.image?.remove();
+  });
 
   async function update() {
     const stream = streamNow();
-    if (stream.width && (!size || size[0] !== stream.width || size[1] !== stream.height)) {
-      size = [stream.width, stream.height];
+    if (STILL.includes(stream.state) && image.hidden && !still) await showStill();
+    const [width, height] = stream.width ? [stream.width, stream.height] : still?.size ?? [0, 0];
+    if (width && (!size || size[0] !== width || size[1] !== height)) {
+      size = [width, height];
       canvas?.element.remove();
       canvas = overlay({size, changed: () => {}});
       frame.append(canvas.element);
@@ -71,6 +111,15 @@ function newEditor(id, streamNow, side, frame) {
     if (!size) return;
     if (section === null) await read();
     if (!edited) list();
+  }
+  async function showStill() {
+    still = {};
+    try {
+      still = await triedPicture(id);
+      empty.replaceWith(still.image);
+    } catch (error) {
+      empty.textContent = `No picture: ${error.message}`;
+    }
   }
   async function read() {
     section = await video.get(`${pathOf(id)}/rules`);

@@ -83,14 +83,16 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
       box.scrollTop = 0;
       draw();
     },
-    /** Adds rows that came meanwhile, if the top of the list is in view. */
-    prepend(newer) {
-      const known = new Set(rows.slice(0, 500).map(key));
-      const fresh = newer.filter(item => !known.has(key(item)));
-      if (!fresh.length || box.scrollTop > rowHeight) return;
+    /** Shows the newest page, with rows that came or changed meanwhile, if the top of the list is in view. */
+    refresh(page) {
+      if (box.scrollTop > rowHeight || JSON.stringify(page.rows) === JSON.stringify(rows.slice(0, page.rows.length))) return;
+      const newest = new Set(page.rows.map(key));
+      const older = rows.filter(item => !newest.has(key(item)));
+      const isJoined = older.length < rows.length; // else rows in between are not known
+      rows = isJoined ? page.rows.concat(older) : page.rows;
+      if (!isJoined) next = page.next;
       shown.forEach(one => one.element.remove());
       shown.clear();
-      rows = fresh.concat(rows);
       tell();
       draw();
     },

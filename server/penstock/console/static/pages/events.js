@@ -2,7 +2,7 @@
 
 import {h, replace, s} from "/dom.js";
 import {video, withQuery} from "/api.js";
-import {counters, heatmap, occupancyChart} from "/occupancy.js";
+import {heatmap, occupancyPanel} from "/occupancy.js";
 import {virtualList} from "/virtual_list.js";
 import {badge, clockTime, command, dialog, duration, emptyState, faultLine, field, pageHead, poll, shown} from "/widgets.js";
 
@@ -117,7 +117,7 @@ async function events(root, query, actions) {
   root.append(alarm);
   await filteredList(root, query, ["source_id", "rule", "kind", "label", "since", "until"], list);
   actions.append(link);
-  const stop = poll(async () => list.prepend((await ask("")).rows), 5000);
+  const stop = poll(async () => list.refresh(await ask("")), 5000);
   return () => {
     stop();
     list.stop();
@@ -184,20 +184,18 @@ function showTrack(track) {
 }
 
 async function occupancy(root, query) {
-  const streams = (await video.get("/v1/streams")).streams.map(one => one.source_id);
-  if (!streams.length) throw Object.assign(new Error("Add a stream first; its objects are counted from then on."), {status: 0});
-  const chosen = h("select", {onchange: () => show()}, streams.map(value => h("option", {value}, value)));
-  if (streams.includes(query.get("source_id"))) chosen.value = query.get("source_id");
-  const charts = h("div", {class: "occupancy"});
-  async function show() {
-    try {
-      const parts = await Promise.all([occupancyChart(chosen.value), heatmap(chosen.value), counters(chosen.value)]);
-      replace(charts, parts);
-    } catch (error) {
-      replace(charts, h("p", {class: "fault", role: "alert"}, error.message));
-    }
+  const streams = new Map((await video.get("/v1/streams")).streams.map(one => [one.source_id, one]));
+  if (!streams.size) throw Object.assign(new Error("Add a stream first; its objects are counted from then on."), {status: 0});
+  const chosen = h("select", {onchange: show}, [...streams.keys()].map(value => h("option", {value}, value)));
+  if (streams.has(query.get("source_id"))) chosen.value = query.get("source_id");
+  const place = h("div");
+  let panel = null;
+  function show() {
+    panel?.stop();
+    panel = occupancyPanel(chosen.value, {isLive: streams.get(chosen.value).is_live, parts: [heatmap]});
+    replace(place, panel.element);
   }
-  root.append(h("div", {class: "fields event-filter"}, field("Stream", chosen)), charts);
-  await show();
-  return poll(show, 30_000);
+  root.append(h("div", {class: "fields event-filter"}, field("Stream", chosen)), place);
+  show();
+  return () => panel.stop();
 }

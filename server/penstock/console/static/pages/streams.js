@@ -7,11 +7,17 @@ import {openCamera, savedText} from "/stream_form.js";
 import {detail} from "/stream_detail.js";
 
 const KINDS = {running: "good", connecting: "warn", reconnecting: "warn", stalled: "warn", paused: "", ended: "", auth_failed: "bad", failed: "bad"};
-const STILL = ["paused", "ended", "failed"];
+export const STILL = ["paused", "ended", "failed"];
 const TILE_MS = 1000;
 
 export const pathOf = source => `/v1/streams/${encodeURIComponent(source)}`;
 export const stateBadge = stream => badge(stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : ""), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
+
+/** Opens a stream anew, a file from its beginning, and counts from 0, after a question. */
+export const restart = (id, done) => confirmed(`Start ${id} over? Its counters begin at 0; stored events stay.`, "Start over", async () => {
+  await video.post(`${pathOf(id)}/restart`);
+  await done();
+});
 
 export const page = {
   title: "Streams",
@@ -100,7 +106,7 @@ function newTile(first, isSeen, again) {
   const state = h("span");
   const reason = h("p", {class: "tile-reason"});
   const figures = h("p", {class: "quiet tile-figures"});
-  const turn = button("Pause", () => change(stream.state === "paused" ? "resume" : "pause"), {kind: "small"});
+  const turn = button("Pause", () => (isOver() ? restart(id, again) : change(stream.state === "paused" ? "resume" : "pause")), {kind: "small"});
   const remove = button("Remove", () => confirmed(`Remove ${id}?`, "Remove", async () => {
     const response = await video.call("DELETE", pathOf(id));
     toast(`${id} is removed. ${savedText(response)}`, "good");
@@ -109,6 +115,7 @@ function newTile(first, isSeen, again) {
   const edit = button("Edit", () => openCamera({source: id, done: again}), {kind: "small", "aria-label": `Edit ${id}`});
   const element = h("article", {class: "tile", "aria-label": id}, h("div", {class: "tile-picture"}, still, picture), h("div", {class: "tile-head"}, name, state), reason, figures, h("div", {class: "tile-actions"}, turn, edit, remove));
   let stream = first;
+  const isOver = () => ["ended", "failed"].includes(stream.state);
   async function change(verb) {
     turn.disabled = true;
     try {
@@ -133,9 +140,8 @@ function newTile(first, isSeen, again) {
       const isStill = STILL.includes(next.state);
       still.textContent = isStill ? next.state : "no picture";
       if (isStill) picture.hidden = true;
-      turn.textContent = next.state === "paused" ? "Resume" : "Pause";
+      turn.textContent = isOver() ? "Start over" : next.state === "paused" ? "Resume" : "Pause";
       turn.setAttribute("aria-label", `${turn.textContent} ${id}`);
-      turn.hidden = ["ended", "failed"].includes(next.state);
     },
   };
 }
