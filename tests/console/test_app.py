@@ -24,6 +24,23 @@ async def test_every_file_forbids_foreign_and_inline_code() -> None:
             assert headers["x-content-type-options"] == "nosniff"
 
 
+async def test_policy_opens_the_webcam_and_pictures_of_the_page_only() -> None:
+    """Pages of the console may use a webcam, but no microphone; pictures come from the console or the page itself."""
+    async with served_console() as browser:
+        _, headers, _ = await browser.ask("GET", "/try")
+        assert headers["permissions-policy"] == "camera=(self), microphone=(), geolocation=()"
+        assert "img-src 'self' blob: data:;" in headers["content-security-policy"]
+        assert "connect-src 'self';" in headers["content-security-policy"]
+
+
+async def test_address_of_the_gateway_is_known_to_pages() -> None:
+    """A page shows requests that name the gateway."""
+    async with served_console() as browser:
+        status, _, body = await browser.ask("GET", "/addresses")
+        assert status == 200
+        assert json.loads(body)["gateway"].startswith("http://127.0.0.1:")
+
+
 async def test_page_of_any_name_is_the_index_and_a_missing_file_is_404() -> None:
     """Pages are shown by the browser; a file must exist."""
     async with served_console() as browser:

@@ -95,6 +95,9 @@ class ConsoleApp:
             return error_response(405, f"{request.method} is not served at {path[:200]!r}")
         if path == "/health/live":
             return Response(b'{"live": true}', 200, SECURITY_HEADERS, "application/json")
+        if path == "/addresses":
+            addresses = {"gateway": self._parts.gateway.url}  # for requests that a page shows to copy
+            return Response(msgspec.json.encode(addresses), 200, SECURITY_HEADERS, "application/json")
         return self._file(request, path.lstrip("/"))
 
     def _file(self, request: Request, path: str) -> Response:

@@ -8,8 +8,9 @@ import {page as load} from "/pages/load.js";
 import {page as models} from "/pages/models.js";
 import {page as streams} from "/pages/streams.js";
 import {page as system} from "/pages/system.js";
+import {page as tryPage} from "/pages/try.js";
 
-const PAGES = [models, streams, events, load, system];
+const PAGES = [models, tryPage, streams, events, load, system];
 const main = document.getElementById("main");
 let stopPage = () => {};
 let shownPath = null;
