@@ -1,14 +1,19 @@
 """The Models page in a real browser: states and figures, a model's own page, and adding a file."""
 
 import json
+import re
 from copy import deepcopy
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.console.conftest import Show, sample_picture
+from tests.console.browser import TIMEOUT_MS, horizontal_overflow, serious_findings
+from tests.console.conftest import KeyedConsole, Show, sample_picture
+from tests.console.test_system_page import log_in
 from tests.support.http import call
+from tests.support.pulled_models import SOURCE
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("console")
@@ -84,3 +89,64 @@ def test_names_and_reasons_of_models_are_text(show: Show, console_stack: Running
         page.route("**/gateway/v1/models", lambda route: route.fulfill(json=report))
         expect(row_of(page, HOSTILE)).to_contain_text(f"failed: {HOSTILE}")
         assert page.locator("main img").count() == 0
+
+
+def test_page_of_a_model_shows_its_card_and_draws_its_figures(show: Show, console_stack: RunningStack) -> None:
+    """Size, colors, thresholds, tensors, labels, versions; and charts that move with the requests."""
+    with show("/models/yolox-nano") as page:
+        expect(page.get_by_role("heading", name="yolox-nano")).to_be_visible()
+        card = page.locator("section").filter(has=page.get_by_role("heading", name="Card"))
+        for text in ("416 × 416", "BGR", "padded at the right and the bottom with 114", "images FP32 [3, 416, 416]"):
+            expect(card).to_contain_text(text)
+        page.get_by_text("80 labels").click()
+        expect(page.get_by_text("toothbrush")).to_be_visible()
+        expect(page.get_by_role("row", name="1 ready")).to_be_visible()
+        expect(page.get_by_role("link", name="Try it")).to_have_attribute("href", "/try?model=yolox-nano")
+        send_pictures(console_stack, 3)
+        expect(page.get_by_role("img", name=re.compile(r"Latency: p50 [0-9.]+ ms"))).to_be_visible()
+        expect(page.get_by_role("img", name="Mean batch: rows 1 rows")).to_be_visible()
+        expect(page.get_by_text("toothbrush")).to_be_visible()
+        assert (horizontal_overflow(page), serious_findings(page)) == (0, [])
+
+
+def test_model_is_unloaded_loaded_and_removed(show: Show, console_stack: RunningStack) -> None:
+    """Each asks first where it would hurt, and says what came of it; the list no longer has what is removed."""
+    body = (SOURCE / "ultraface_rfb320.onnx").read_bytes()
+    url = f"{console_stack.http_url}/v2/repository/models/faces/add"
+    assert call("POST", url, body, {"content-type": "application/octet-stream"}).status == 200
+    with show("/models") as page:
+        row_of(page, "faces").get_by_role("link").click()
+        page.get_by_role("button", name="Unload").click()
+        page.get_by_role("dialog", name="Unload faces?").get_by_role("button", name="Unload").click()
+        expect(page.get_by_text("faces is unloaded.")).to_be_visible()
+        expect(page.locator("main").get_by_text("not loaded", exact=True)).to_be_visible()
+        expect(page.get_by_role("link", name="Try it")).to_be_hidden()
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(page.get_by_text("faces is loaded.")).to_be_visible(timeout=TIMEOUT_MS)
+        expect(page.get_by_role("button", name="Load again")).to_be_enabled()
+        page.get_by_role("button", name="Remove").click()
+        page.get_by_role("dialog", name="Remove faces?").get_by_role("button", name="Remove").click()
+        expect(page.get_by_text("faces is removed.")).to_be_visible()
+        expect(row_of(page, "yolox-nano")).to_be_visible()
+        expect(row_of(page, "faces")).to_have_count(0)
+
+
+def test_load_that_fails_shows_the_reason(show: Show) -> None:
+    """The engine's own sentence, and the buttons work again. An unknown model has a page that says so."""
+    with show("/models/people") as page:
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(page.locator(".toast")).to_contain_text("start with --engine triton")
+        expect(page.get_by_role("button", name="Load", exact=True)).to_be_enabled()
+        expect(page.get_by_role("button", name="Remove")).to_be_hidden()
+    with show(f"/models/{quote(HOSTILE)}") as page:
+        expect(page.get_by_text("There is no such model")).to_be_visible()
+        expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+
+
+def test_reader_sees_figures_and_which_role_an_action_needs(show_keyed: Show, keyed_console: KeyedConsole) -> None:
+    """Buttons that the key's roles do not allow are disabled, with a sentence that says so."""
+    with show_keyed("/models/street") as page:
+        log_in(page, keyed_console.secrets["read"])
+        expect(page.get_by_text("need the role admin; this key has read.")).to_be_visible()
+        expect(page.get_by_role("button", name="Unload")).to_be_disabled()
+        expect(page.get_by_text("center-heatmap")).to_be_visible()

@@ -77,11 +77,9 @@ async def test_row_has_batches_queue_and_traffic() -> None:
     reports._history.add(0.0, {})
     now, counts = 10.0, {"street": RequestCounts({"200": 20, "503": 7}, [27, *[0] * len(SECONDS)])}
     _, row = await get(Front(models=reports), "/v1/models/street?over_s=10")
-    assert (row["batching"]["count"], row["batching"]["mean_rows"], row["batching"]["closed_by"]) == (
-        3,
-        2.0,
-        {"full": 3},
-    )
+    batching = row["batching"]
+    assert (batching["count"], batching["rows"], batching["mean_rows"]) == (3, 6, 2.0)
+    assert batching["closed_by"] == {"full": 3}
     assert row["queue"] == {"waiting": 3, "in_flight": 2, "wait_ms": 12.5}
     assert row["traffic"] == {
         "requests": 27,

@@ -53,7 +53,8 @@ class CardReport(msgspec.Struct, frozen=True):
 class BatchingReport(msgspec.Struct, frozen=True):
     """How batches are formed. owner: gateway, triton or off. unmerged: why requests are not merged; empty if they may.
 
-    Of batches that the gateway formed since the start: count, mean_rows (null for none), and closed_by reason.
+    Of batches that the gateway formed since the start: count, rows, mean_rows (null for none), and closed_by
+    reason.
     """
 
     owner: BatchOwner
@@ -62,6 +63,7 @@ class BatchingReport(msgspec.Struct, frozen=True):
     slo_p99_ms: float | None
     unmerged: str
     count: int
+    rows: int
     mean_rows: float | None
     closed_by: dict[CloseReason, int]
 

@@ -11,25 +11,27 @@ const BOTTOM = 24;
 
 /**
  * Lines over x. series: [{name, points: [[x, y], …]}], y null for a gap. x: a time in seconds or a number, shown by
- * `xText`. limit: a horizontal line, such as an SLO. Returns a figure with its legend.
+ * `xText`. limit: a horizontal line, such as an SLO. width: CSS pixels that it gets, so that its texts are legible.
+ * Returns a figure with its legend.
  */
-export function lineChart({title, series, unit = "", height = 200, xText = shown, limit = null, yMax = null}) {
-  const points = series.flatMap(one => one.points).filter(point => point[1] !== null);
+export function lineChart({title, series, unit = "", width = WIDTH, height = 200, xText = shown, limit = null, yMax = null}) {
+  const all = series.flatMap(one => one.points);
+  const points = all.filter(point => point[1] !== null);
   if (!points.length) return h("figure", {class: "chart"}, h("figcaption", {}, title), h("p", {class: "quiet"}, "No data yet"));
-  const [x0, x1] = extent(points.map(point => point[0]));
+  const [x0, x1] = extent(all.map(point => point[0]));
   const top = niceCeiling(yMax ?? Math.max(...points.map(point => point[1]), limit ?? 0));
-  const x = value => LEFT + ((value - x0) / (x1 - x0 || 1)) * (WIDTH - LEFT - RIGHT);
+  const x = value => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);
   const y = value => TOP + (1 - value / top) * (height - TOP - BOTTOM);
-  const drawing = s("svg", {viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `${title}: ${summary(series, unit)}`});
+  const drawing = s("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${summary(series, unit)}`});
   for (let step = 0; step <= 4; step += 1) {
     const value = (top * step) / 4;
-    drawing.append(s("line", {class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value)}));
+    drawing.append(s("line", {class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value)}));
     drawing.append(s("text", {class: "tick end", x: LEFT - 6, y: y(value) + 4}, shown(value)));
   }
-  for (const [index, value] of [x0, (x0 + x1) / 2, x1].entries()) {
+  for (const [index, value] of (x0 < x1 ? [x0, (x0 + x1) / 2, x1] : [x0]).entries()) {
     drawing.append(s("text", {class: `tick ${["start", "middle", "end"][index]}`, x: x(value), y: height - 6}, xText(value)));
   }
-  if (limit !== null) drawing.append(s("line", {class: "limit", x1: LEFT, x2: WIDTH - RIGHT, y1: y(limit), y2: y(limit)}));
+  if (limit !== null) drawing.append(s("line", {class: "limit", x1: LEFT, x2: width - RIGHT, y1: y(limit), y2: y(limit)}));
   series.forEach((one, index) => drawing.append(s("path", {class: `line series-${index % 6}`, d: path(one.points, x, y)})));
   const legend = series.map((one, index) => h("span", {class: `key series-${index % 6}`}, one.name));
   return h("figure", {class: "chart"}, h("figcaption", {}, title, unit ? h("span", {class: "quiet"}, ` (${unit})`) : null), drawing, h("div", {class: "legend"}, legend));

@@ -193,6 +193,7 @@ def _batching(options: BatchOptions, queue: QueueStatistics) -> BatchingReport:
         slo_p99_ms=_ms(options.slo_s),
         unmerged=options.unmerged,
         count=count,
+        rows=rows,
         mean_rows=round(rows / count, 2) if count else None,
         closed_by=dict(queue.closed_by),
     )

@@ -3,6 +3,7 @@
 import {h} from "/dom.js";
 import {gateway} from "/api.js";
 import {badge, button, command, emptyState, faultLine, pageHead, poll, shown, table} from "/widgets.js";
+import {detail} from "/model_detail.js";
 
 const KINDS = {ready: "good", loading: "warn", unavailable: "bad"};
 const ORDER = ["unavailable", "loading", "ready", "not loaded"];
@@ -20,7 +21,7 @@ export const refusedOf = model => Object.values(model.traffic.refused).reduce((s
 export const page = {
   title: "Models",
   path: "/models",
-  render: root => list(root),
+  render: (root, context) => (context.rest[0] ? detail(root, context.rest[0], context) : list(root)),
 };
 
 /** What a model takes, in a few words. */
