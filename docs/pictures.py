@@ -1,4 +1,4 @@
-"""Makes the pictures of the pages from real runs: a street with its counts, the page of that run, and a drawn photo.
+"""Makes the pictures of the pages from real runs: a street with counts, that run's page, a drawn photo, the console.
 
     .venv/bin/python -m docs.pictures --video vtest.avi --photo coffee.jpg --model yolox_nano.onnx
 
@@ -6,24 +6,21 @@ The model runs in engines of this script's own, as `yolox-nano`. Chromium takes 
 """
 
 import argparse
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
-from playwright.sync_api import sync_playwright
 
-from tests.support.stack import start_stack, stop_stack
+from docs.screenshots import SETTLE_MS, run_penstock, stack_to_show
+from tests.console.browser import shown_page, started_chromium
 
 IMAGES = Path(__file__).resolve().parent / "images"
-PENSTOCK = Path(sys.executable).with_name("penstock")
 RULES = ("--line", "pavement=100,350,700,350", "--zone", "road=0.43,0.36,0.73,0.36,0.73,0.55,0.43,0.55")
 PAGE_SIZE = (1040, 1350)  # pixels: the page's first screens
-QUALITY = 82
-TIMEOUT_S = 300
+CONSOLE_SIZE = (1280, 760)
+QUALITY = 75
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,7 +34,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(options: argparse.Namespace) -> None:
-    """Makes street.jpg, summary.jpg and coffee.jpg."""
+    """Makes street.jpg, summary.jpg, coffee.jpg and console.jpg."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         home = work / "home"
@@ -45,40 +42,26 @@ def main(options: argparse.Namespace) -> None:
         run_penstock(home, "models", "add", options.model, "--name", "yolox-nano")
         video = ("--source", options.video, "--model", "yolox-nano", *RULES, "--out", out, "--summary")
         run_penstock(home, "video", "run", *video, "--engine", "embedded", "--no-api", "--no-progress")
-        stack = start_stack(home, "--engine", "embedded", "--models", "yolox-nano")
-        try:
+        with stack_to_show(options) as stack:
             photo = (options.photo, "--url", stack.http_url, "--draw", work / "photo.png")
             run_penstock(home, "infer", "yolox-nano", *photo)
-        finally:
-            stop_stack(stack)
-        take_page(out / "summary.html", work / "page.png")
+            take_page(f"{stack.console_url}streams/market", work / "console.png", CONSOLE_SIZE)
+        take_page((out / "summary.html").as_uri(), work / "page.png", PAGE_SIZE)
         options.out.mkdir(parents=True, exist_ok=True)
         for made, name in (
             (out / "poster.jpg", "street"),
             (work / "page.png", "summary"),
             (work / "photo.png", "coffee"),
+            (work / "console.png", "console"),
         ):
             write_jpeg(made, options.out / f"{name}.jpg")
 
 
-def run_penstock(home: Path, *words: object) -> None:
-    """Runs a command of Penstock; its output is shown only if it fails. Raises SystemExit then."""
-    command = [str(PENSTOCK), *map(str, words)]
-    environ = {"PENSTOCK_HOME": str(home), "PATH": "/usr/bin:/bin", "HOME": str(home)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
-
-
-def take_page(page_file: Path, picture: Path) -> None:
-    """Writes a PNG of the beginning of a page."""
-    width, height = PAGE_SIZE
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-        page.goto(page_file.as_uri())
+def take_page(url: str, picture: Path, size: tuple[int, int]) -> None:
+    """Writes a PNG of the beginning of a page. size: width and height in pixels."""
+    with started_chromium() as browser, shown_page(browser, url, width=size[0], height=size[1]) as page:
+        page.wait_for_timeout(SETTLE_MS)
         page.screenshot(path=picture)
-        browser.close()
 
 
 def write_jpeg(made: Path, at: Path) -> None:

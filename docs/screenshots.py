@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import html
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,6 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from docs.pictures import run_penstock
 from penstock import Client
 from tests.console.browser import WIDTHS, horizontal_overflow, shown_page, started_chromium
 from tests.support.http import Answer, call
@@ -32,6 +32,8 @@ LOAD_S = 300
 EVENTS = 6
 EVENTS_S = 120
 ROAD = [[0.43, 0.36], [0.73, 0.36], [0.73, 0.55], [0.43, 0.55]]
+PENSTOCK = Path(sys.executable).with_name("penstock")
+TIMEOUT_S = 300
 RULES = {
     "line-crossing": [{"name": "pavement", "line": [[0.13, 0.6], [0.91, 0.6]], "mode": "loose"}],
     "overcrowding": [{"name": "road", "roi": ROAD, "object-threshold": 2, "class-id": "person"}],
@@ -68,6 +70,17 @@ def stack_to_show(options: argparse.Namespace) -> Iterator[RunningStack]:
             yield stack
         finally:
             stop_stack(stack)
+
+
+def run_penstock(home: Path, *words: object) -> None:
+    """Runs a command of Penstock; its output is shown only if it fails. Raises SystemExit then."""
+    command = [str(PENSTOCK), *map(str, words)]
+    home.mkdir(parents=True, exist_ok=True)
+    # TMPDIR: so that no other stack of this user is found
+    environ = {"PENSTOCK_HOME": str(home), "PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 def fill(stack: RunningStack, options: argparse.Namespace) -> None:

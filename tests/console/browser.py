@@ -54,13 +54,13 @@ class Watched:
 
 @contextlib.contextmanager
 def shown_page(
-    browser: Browser, url: str, *, width: int = 1440, scheme: str = "light", has_touch: bool = False
+    browser: Browser, url: str, *, width: int = 1440, height: int = 900, scheme: str = "light", has_touch: bool = False
 ) -> Iterator[Page]:
     """The URL in a session of its own. Fails at the end if the page did what it may not do. scheme: light or dark."""
     parts = urlsplit(url)
     watched = Watched(f"{parts.scheme}://{parts.netloc}")
     context = browser.new_context(
-        viewport={"width": width, "height": 900},
+        viewport={"width": width, "height": height},
         color_scheme="dark" if scheme == "dark" else "light",
         has_touch=has_touch,
         ignore_https_errors=True,
