@@ -29,12 +29,14 @@ def camera_film(path: Path) -> Path:
     return write_clip(path, frames=100, fps=10, size=SIZE, picture=lambda number, *_: frames[number])
 
 
-def add_camera(page: Page, address: str, source: str) -> None:
-    """By the form, which shows a picture first; then opens its page."""
+def add_camera(page: Page, address: str, source: str, *, at_its_own_speed: bool = False) -> None:
+    """By the form, which shows a picture first; then opens its page. at_its_own_speed: of a file."""
     page.get_by_role("button", name="Add a camera").click()
     form = page.get_by_role("dialog", name="Add a camera")
     form.get_by_label("Address").fill(address)
     form.get_by_label("ID").fill(source)
+    if at_its_own_speed:
+        form.get_by_label("Play a file at its own speed").check()
     form.get_by_role("button", name="Test the address").click()
     expect(form.get_by_text("768 × 576")).to_be_visible(timeout=WAIT_MS)
     expect(form.get_by_role("img", name="A picture of this address")).to_be_visible()
