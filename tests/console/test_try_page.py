@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from penstock.protocol.vision_results import (
 from penstock.vision.masks import rle_of
 from penstock.vision.palette import PALETTE, color_of
 from tests.console.browser import serious_findings
-from tests.console.conftest import Show, sample_picture
+from tests.console.conftest import KeyedConsole, Show, sample_picture
 from tests.support.http import call
 from tests.support.stack import RunningStack
 
@@ -149,6 +150,33 @@ def test_shown_requests_give_the_same_boxes(show: Show, console_stack: RunningSt
     outputs = run(sys.executable, "-c", texts["gRPC"].replace(f"127.0.0.1:{port}", console_stack.grpc_address))
     assert outputs == "output (1, 3549, 85)\n"
     assert not (tmp_path / "made").exists()
+
+
+def test_key_of_the_session_is_not_in_the_shown_request(
+    show_keyed: Show, keyed_console: KeyedConsole, tmp_path: Path
+) -> None:
+    """The text names a variable, and runs with a key in it. Without the role, the gateway's refusal is shown."""
+    (tmp_path / "coffee.jpg").write_bytes(sample_picture().read_bytes())
+    with show_keyed("/try") as page:
+        log_in(page, keyed_console.secrets["all"])
+        choose(page)
+        expect(page.get_by_text("street, version 1")).to_be_visible()
+        shown = page.locator("pre").first.inner_text()
+        assert keyed_console.secrets["all"] not in page.content()
+        page.get_by_role("button", name="Log out").click()
+        log_in(page, keyed_console.secrets["read"])
+        choose(page)
+        expect(page.get_by_role("alert").filter(has_text="lacks the role infer")).to_be_visible()
+    environment = {"PATH": os.environ["PATH"], "PENSTOCK_API_KEY": keyed_console.secrets["infer"]}
+    done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, env=environment, capture_output=True, timeout=30)
+    assert json.loads(done.stdout)["model_name"] == "street"
+
+
+def log_in(page: Page, secret: str) -> None:
+    """Enters a key in the dialog that asks for it."""
+    page.get_by_role("dialog", name="API key").locator("input").fill(secret)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="API key")).to_be_hidden()
 
 
 def test_key_is_named_by_its_variable_in_shown_requests(show: Show) -> None:

@@ -9,12 +9,13 @@ const REFUSALS = {
   NotFoundError: "there is no webcam",
   NotReadableError: "another program uses the webcam",
 };
+const DRAGS = ["dragover", "dragleave", "drop"];
 const JPEG_QUALITY = 0.92;
 
 /**
- * Buttons, and what is dropped on `root` or pasted. taken(picture) is called with {blob, name, isFile, isLive}; it
- * returns a promise that ends with the answer, and with false if live pictures should end. isFile: it is a file of this
- * machine. stop() ends all of it.
+ * Buttons; files that are dropped on the page, during which `root` has the class "dropping"; and pasted ones.
+ * taken(picture) is called with {blob, name, isFile, isLive}. Its promise ends with the answer, and with false if live
+ * pictures should end. isFile: it is a file of this machine. stop() ends all of it.
  */
 export function pictureSource(root, taken) {
   const chooser = h("input", {type: "file", accept: "image/*", hidden: true, "aria-label": "Picture file", onchange: () => {
@@ -37,11 +38,12 @@ export function pictureSource(root, taken) {
     if (event.type === "drop") take(event.dataTransfer?.files, true);
   }
   document.addEventListener("paste", paste);
-  for (const type of ["dragover", "dragleave", "drop"]) root.addEventListener(type, drag);
+  for (const type of DRAGS) document.addEventListener(type, drag);
   return {
     element: h("div", {class: "picture-source"}, h("div", {class: "actions"}, button("Choose a picture", () => chooser.click()), webcam.opener, chooser), webcam.element),
     stop() {
       document.removeEventListener("paste", paste);
+      for (const type of DRAGS) document.removeEventListener(type, drag);
       webcam.close();
     },
   };

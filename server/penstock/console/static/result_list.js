@@ -68,10 +68,11 @@ const factTable = facts => ({columns: [{title: "What", cell: row => row[0]}, {ti
 /** highlighted(index): a row is under the pointer or has the focus; null if none. mark(index): marks a row. */
 export function resultList(highlighted) {
   const head = h("p", {class: "result-head", role: "status"});
-  const body = h("div", {}, h("p", {class: "quiet"}, "What the model finds is listed here."));
+  const body = h("div", {});
   const json = h("details", {hidden: true}, h("summary", {}, "Answer as JSON"));
   const element = h("section", {class: "result-list", "aria-label": "Results"}, h("h2", {}, "Results"), head, body, json);
   let lines = [];
+  clear();
   json.addEventListener("toggle", showJson);
   let answer = null;
   function showJson() {
@@ -94,20 +95,21 @@ export function resultList(highlighted) {
     json.hidden = false;
     showJson();
   }
-  return {
-    element, show,
-    clear() {
-      replace(head, "");
-      replace(body);
-      json.hidden = true;
-      answer = null;
-      lines = [];
-    },
-    mark(index) {
-      lines.forEach((line, place) => line.classList.toggle("marked", place === index));
-      if (index !== null) lines[index]?.scrollIntoView({block: "nearest"});
-    },
-  };
+  function clear() {
+    replace(head, "");
+    replace(body, h("p", {class: "quiet"}, "What the model finds is listed here."));
+    json.hidden = true;
+    lines = [];
+  }
+  function mark(index) {
+    lines.forEach((line, place) => line.classList.toggle("marked", place === index));
+    const line = lines[index];
+    const box = line?.closest(".scroll");
+    if (!box) return;
+    const isSeen = line.offsetTop >= box.scrollTop && line.offsetTop + line.offsetHeight <= box.scrollTop + box.clientHeight;
+    if (!isSeen) box.scrollTop = line.offsetTop - box.clientHeight / 2; // not scrollIntoView, which also moves the page
+  }
+  return {element, show, clear, mark, wait: () => replace(head, "Waiting for the answer …")};
 }
 
 function headline(answer, rows, size) {

@@ -10,6 +10,7 @@ import {kindOf, reportOf, resultList} from "/result_list.js";
 
 const MODELS_MS = 10_000;
 const DEBOUNCE_MS = 120;
+const WAITING_MS = 400; // an answer that takes longer is announced
 const TIMEOUT_MS = 60_000;
 const MAX_SIDE = 2048; // pixels of the picture that the page keeps
 const KIND_OF_TYPE = {classifier: "classes", segmentation: "segmentation", other: ""};
@@ -19,14 +20,15 @@ export const page = {
   path: "/try",
   render(root, {query}) {
     root.append(pageHead("Try a model"));
-    const fault = faultLine();
+    const lost = faultLine(); // of polling
+    const fault = faultLine(); // of the request
     const body = h("div", {});
-    root.append(fault.element, body);
+    root.append(lost.element, fault.element, body);
     let bench = null;
     const stop = poll(async signal => {
       const {models} = await gateway.get("/v1/models", {signal});
       const usable = models.filter(model => model.card);
-      if (!bench) fault.show(null);
+      lost.show(null);
       if (!bench && !usable.length) return replace(body, noModel());
       if (!bench) {
         const [who, addresses] = await Promise.all([identity(), fetch("/addresses", {signal}).then(response => response.json())]);
@@ -35,7 +37,7 @@ export const page = {
         replace(body, bench.element);
       }
       return bench.update(usable);
-    }, MODELS_MS, fault.show);
+    }, MODELS_MS, lost.show);
     return () => {
       stop();
       bench?.stop();
@@ -75,7 +77,7 @@ function download({blob, name}) {
 /** A slider from 0 to 1 that stands at the model's own value until it is moved. value: null until then. */
 function slider(label, hint, changed) {
   const input = h("input", {type: "range", min: "0", max: "1", step: "0.01", oninput: () => set(Number(input.value))});
-  const output = h("output", {class: "number"});
+  const output = h("output", {class: "number", "aria-live": "off"});
   const element = field(label, input, hint);
   element.querySelector("label").after(output);
   element.classList.add("slider");
@@ -151,6 +153,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   }
   function chosen(isByHand) {
     kind = KIND_OF_TYPE[model().card.network_type] ?? "detections";
+    if (image) present(null);
     resetSliders();
     if (isByHand) history.replaceState(null, "", `/try?model=${encodeURIComponent(choose.value)}`);
     return run();
@@ -178,12 +181,16 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     const {signal} = aborter;
     const sent = picture;
     const began = performance.now();
+    const waiting = sent.isLive ? null : setTimeout(list.wait, WAITING_MS);
     const asked = gateway.post(imagePath(choose.value, options()), {body: sent.blob, type: sent.blob.type || "application/octet-stream", headers: {"x-penstock-explain": "1"}, timeoutMs: TIMEOUT_MS, signal})
-      .then(answer => ({answer, ms: performance.now() - began}), error => ({error}));
-    const showing = image ?? (await loaded(sent.blob));
-    if (sent !== picture) return true;
-    image = showing;
-    if (!sent.isLive) present(null);
+      .then(answer => ({answer, ms: performance.now() - began}), error => ({error}))
+      .finally(() => clearTimeout(waiting));
+    if (!image) {
+      const showing = await loaded(sent.blob);
+      if (sent !== picture) return true;
+      image = showing;
+      if (!sent.isLive) present(null);
+    }
     const {answer, error, ms} = await asked;
     if (signal.aborted || sent !== picture) return true;
     if (error) return failed(error);
@@ -194,6 +201,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   function present(result, depth = null) {
     if (!image) return replace(frame, h("p", {class: "empty"}, "The browser cannot show this picture."));
     if (canvas.parentNode !== frame) replace(frame, canvas);
+    canvas.setAttribute("aria-label", result ? `${picture.name} with its results; the table lists them` : picture.name);
     drawing.show(image, result, model()?.card.skeleton ?? [], depth);
     if (drawn !== image) drawn?.image.close?.();
     drawn = image;
@@ -203,7 +211,6 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     kind = kindOf(result);
     present(result, result.depth ? await depthImage(result.depth) : null);
     list.show(answer, image, {isLive: sent.isLive, hasConf: !conf.element.hidden});
-    canvas.setAttribute("aria-label", `${sent.name} with its results; the table lists them`);
     replace(report, reportOf(answer, ms));
     fault.show(null);
     showRequest();
@@ -222,15 +229,16 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     tabs.update({gateway: gatewayUrl, model: name, fileName: picture?.name ?? "photo.jpg", options: options(), kind, inputName, needsKey});
   }
   function update(next) {
-    const before = choose.value;
+    const before = JSON.stringify([choose.value, model()?.card]);
     const text = one => (one.state === "ready" ? one.name : `${one.name} (${one.state})`);
     const isSame = next.length === known.length && next.every((one, index) => text(one) === text(known[index]));
+    const names = [choose.value, wanted, (next.find(one => one.state === "ready") ?? next[0])?.name];
     known = next;
-    if (isSame) return;
-    replace(choose, next.map(one => h("option", {value: one.name}, text(one))));
-    const first = next.find(one => one.state === "ready") ?? next[0];
-    choose.value = [before, wanted, first?.name].find(name => name && next.some(one => one.name === name)) ?? "";
-    if (choose.value !== before && model()) chosen(false);
+    if (!isSame) {
+      replace(choose, next.map(one => h("option", {value: one.name}, text(one))));
+      choose.value = names.find(name => name && next.some(one => one.name === name)) ?? "";
+    }
+    if (model() && JSON.stringify([choose.value, model().card]) !== before) chosen(false);
   }
   if (wanted && !models.some(one => one.name === wanted && one.card)) {
     const problem = models.find(one => one.name === wanted)?.card_problem;
