@@ -101,6 +101,13 @@ def test_status_shows_gpus_and_mps() -> None:
     assert "1 clients, 0 processes without it" in text
 
 
+def test_status_shows_why_the_video_program_cannot_run() -> None:
+    """The sentence that names the file and the key."""
+    assert "video      video.yaml:1:2: primary-gie.x: there is no key" in shown(
+        video_fault="video.yaml:1:2: primary-gie.x: there is no key"
+    )
+
+
 def test_status_shows_the_load_between_two_readings() -> None:
     """As `--watch` does: cores in use, by role."""
     before = {2: ProcessUsage(2, "decoder", 1, 4.0, 8.0)}

@@ -50,6 +50,16 @@ def test_without_a_video_program_the_command_is_shown(show: Show) -> None:
         expect(page.get_by_role("button", name="Add a camera")).to_be_disabled()
 
 
+def test_why_the_video_program_cannot_run_is_shown(show: Show) -> None:
+    """As the stack reports it: one sentence, which is text."""
+    fault = f"video.yaml:3:5: source[0].{HOSTILE}: there is no such key"
+    with show("/models") as page:
+        report = {"video_fault": fault}
+        page.route("**/gateway/v1/system", lambda route: route.fulfill(json=report))
+        page.get_by_role("link", name="Streams", exact=True).click()
+        expect(page.get_by_text(fault)).to_be_visible()
+
+
 def test_camera_is_tried_added_and_a_line_drawn_whose_counter_moves(
     chromium: Browser, video_stack: RunningStack
 ) -> None:

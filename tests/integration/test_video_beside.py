@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from penstock.gateway.auth.api_keys import digest_of
+from penstock.gateway.settings import Settings
 from penstock.network import bind
+from penstock_video.cli.beside import create_config
 from tests.deepstream_pipeline.api.asking import JSON, ask
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.rtsp.cameras import Camera, rtsp_server
@@ -120,12 +123,51 @@ def test_first_start_makes_a_settings_file_with_an_available_model(tmp_path: Pat
     stack = start_stack(tmp_path, *words)
     try:
         stack.wait_for_log("control API")
-        assert (tmp_path / "video.yaml").read_text() == "primary-gie:\n  model: street\n"
+        first = yaml.safe_load((tmp_path / "video.yaml").read_text())
+        assert first["primary-gie"] == {"model": "street"}
+        assert (tmp_path / "video" / "recordings").is_dir()
         url = f"http://127.0.0.1:{port}"
         assert ask(url, "POST", "/v1/streams", {"uri": str(clip), "source_id": "v"}).json["saved"] == "yes"
         until(lambda: ask(url, "GET", "/v1/streams/v").json["state"] == "ended")
         assert ask(url, "GET", "/health/ready").status == 200
         assert not stack.logged("video program ended")
+    finally:
+        assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def test_settings_file_as_it_was_created_gets_a_detector_that_was_pulled(tmp_path: Path) -> None:
+    """The catalogue's `yolox-nano` by its own name; a file that a user changed stays as it is."""
+    file = tmp_path / "video.yaml"
+    stack = Settings(home=tmp_path, engine="embedded")
+    create_config(file, stack)
+    assert yaml.safe_load(file.read_text())["primary-gie"] == {"model": "street"}
+    (tmp_path / "models" / "yolox-nano" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "yolox-nano" / "config.pbtxt").write_text('backend: "onnxruntime"')
+    create_config(file, stack)
+    assert yaml.safe_load(file.read_text())["primary-gie"] == {"model": "yolox-nano"}
+    file.write_text("primary-gie: {model: street}\n")
+    create_config(file, stack)
+    assert file.read_text() == "primary-gie: {model: street}\n"
+
+
+def test_wrong_settings_file_is_reported_until_it_is_corrected(tmp_path: Path) -> None:
+    """By the stack, with file and key, while the video program is tried again."""
+    port = free_port()
+    file = tmp_path / "video.yaml"
+    file.write_text("primary-gie: {model: street, intervall: 2}\n")
+    words = ("--engine", "embedded", "--models", "street", "--video", "--video-port", str(port))
+    stack = start_stack(tmp_path, *words)
+
+    def fault() -> str:
+        return str(ask(stack.http_url, "GET", "/v1/system").json["video_fault"])
+
+    try:
+        text = until(fault)
+        assert text.startswith(f"{file}:1:")
+        assert "primary-gie.intervall" in text
+        file.write_text("primary-gie: {model: street, interval: 2}\n")
+        stack.wait_for_log("control API")
+        until(lambda: not fault())
     finally:
         assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 

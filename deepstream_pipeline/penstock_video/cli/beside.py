@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from penstock.cli.terminal import fail
+from penstock.cli.terminal import Failed, fail, one_line
 from penstock.cli.up import allow_open_files
 from penstock.gateway.auth.api_keys import key_of_hashed
 from penstock.gateway.settings import Settings
@@ -19,6 +19,7 @@ from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
 from penstock.gateway.workers.running_stacks import running_stacks
 from penstock.logs import also_log_to_stack, configure_logs
 from penstock.models.catalogue import DEFAULT_DETECTOR, CatalogueError, scan
+from penstock.protocol.system_reports import VIDEO_FAULT_FILE
 from penstock_video.api.options import KEY_VARIABLE
 from penstock_video.cli.access import SecurityFlags, saver_of, security_of, warn_of_short_key
 from penstock_video.cli.engine import START_TIMEOUT_S, EngineUnavailable, place_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from penstock_video.main import Program
 
 SHIPPED_DETECTOR = "street"  # if the default detector was not pulled
+CLIPS_BYTES = 2 << 30  # of the recordings around events
 _LOOK_S = 0.2
 
 
@@ -40,6 +42,11 @@ def beside(run_dir: Path, config: Path, program_of: Callable[..., "Program"]) ->
 
     run_dir: of the stack. config: the settings file, created if missing. program_of: as of `penstock video run`.
     """
+    with _fault_noted(run_dir / VIDEO_FAULT_FILE) as watch:
+        return _run(run_dir, config, program_of, watch)
+
+
+def _run(run_dir: Path, config: Path, program_of: Callable[..., "Program"], watch: QuietWatch) -> int:
     stack = Settings.model_validate_json((run_dir / "settings.json").read_text())
     configure_logs(stack.log_format, stack.log_level)
     also_log_to_stack("video")
@@ -60,21 +67,55 @@ def beside(run_dir: Path, config: Path, program_of: Callable[..., "Program"]) ->
     allow_open_files()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the table at the end is not for the stack's output
     parts = RunParts(partial(engine_of_stack, run_dir), partial(program_of, api=api), api, ends_with_sources=False)
-    return run_to_its_end(settings, QuietWatch(), parts, is_json=False)
+    return run_to_its_end(settings, watch, parts, is_json=False)
+
+
+class _Watch(QuietWatch):
+    """Removes the fault of an earlier attempt once the program runs."""
+
+    def __init__(self, fault_file: Path) -> None:
+        super().__init__()
+        self._fault_file = fault_file
+
+    def begin(self, sentence: str, record: dict[str, object]) -> None:
+        """As QuietWatch."""
+        self._fault_file.unlink(missing_ok=True)
+        super().begin(sentence, record)
+
+
+@contextmanager
+def _fault_noted(file: Path) -> Iterator[_Watch]:
+    """Why the program cannot run is in the file, for the stack's reports, until it runs."""
+    try:
+        yield _Watch(file)
+    except Failed as failed:
+        with suppress(OSError):  # the log has it, too
+            file.write_text(one_line(failed.message), encoding="utf-8")
+        raise
 
 
 def create_config(path: Path, stack: Settings) -> None:
-    """A settings file without sources, for this user alone, unless there is one. Exit code 2 if it cannot be."""
+    """A settings file without sources, for this user alone, unless there is one. Exit code 2 if it cannot be.
+
+    One that is as it was created gets a detector that was pulled meanwhile.
+    """
     model = _detector(stack)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists() and path.read_bytes() == _first_config(SHIPPED_DETECTOR).encode():
+            path.unlink()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
     except OSError as error:
         fail(f"{path}: cannot be created ({error.strerror}); name another with --video-config", code=2)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(yaml.safe_dump({"primary-gie": {"model": model}}))
+        file.write(_first_config(model))
+
+
+def _first_config(model: str) -> str:
+    clips = {"type": "record", "folder": "video/recordings", "quota-bytes": CLIPS_BYTES}
+    return yaml.safe_dump({"primary-gie": {"model": model}, "sink": [clips]}, sort_keys=False)
 
 
 def _detector(stack: Settings) -> str:

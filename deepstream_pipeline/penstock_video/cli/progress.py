@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.terminal import fail, one_line
+from penstock.cli.terminal import Failed, fail, one_line, print_failure
 from penstock_video.cli.table import line_of, live_table, record_of
 from penstock_video.interfaces import SourceStatistics
 from penstock_video.settings.document import InvalidSettings
@@ -166,4 +166,5 @@ def refuse_settings(refused: InvalidSettings, *, as_json: bool, code: int = 2) -
     if len(lines) == 1:
         fail(lines[0], code=code)
     sys.stderr.write("".join(f"{line}\n" for line in lines))
-    fail(f"{len(lines)} faults in the settings", code=code)
+    print_failure(f"{len(lines)} faults in the settings")
+    raise Failed(f"{lines[0]} (and {len(lines) - 1} more)", code)

@@ -131,6 +131,8 @@ def _parts(
     yield "engine", _engine(report)
     yield "models", _models(report.models)
     yield "queues", [_queue(queue) for queue in report.queues if queue.waiting or queue.in_flight]
+    if report.video_fault:
+        yield "video", [Text(one_line(report.video_fault), "bold red")]
     if streams is not None:
         yield "streams", _stream_lines(streams)
     yield "processes", _processes(report.processes, before)

@@ -51,10 +51,18 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+class Failed(typer.Exit):
+    """The command ends with this code, after it has said why. message: one sentence."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(code)
+        self.message = message
+
+
 def fail(message: str, *, code: int = 2) -> NoReturn:
-    """Say what is wrong and end with the code."""
+    """Say what is wrong and end with the code. Raises Failed."""
     print_failure(message)
-    raise typer.Exit(code)
+    raise Failed(message, code)
 
 
 @contextmanager

@@ -106,10 +106,14 @@ class MpsSummary(msgspec.Struct, frozen=True):
     pinned_memory: str
 
 
+VIDEO_FAULT_FILE = "video-fault"  # in a stack's run directory: why its video program cannot run, as one sentence
+
+
 class SystemReport(msgspec.Struct, frozen=True):
     """The state of a stack. reason: why it is not ready. in_flight: requests. errors: the last ones in the log.
 
-    mps: null without it.
+    mps: null without it. video_fault: why the stack's video program cannot run, such as a wrong settings file; else
+    empty.
     """
 
     version: str
@@ -125,6 +129,7 @@ class SystemReport(msgspec.Struct, frozen=True):
     gpus: list[GpuSummary]
     mps: MpsSummary | None
     errors: list[LogLine]
+    video_fault: str = ""
 
 
 class SettingReport(msgspec.Struct, frozen=True):

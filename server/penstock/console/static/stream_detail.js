@@ -21,7 +21,7 @@ export async function detail(root, id) {
   try {
     stream = await video.get(pathOf(id));
   } catch (error) {
-    replace(root, pageHead(id), absent(error));
+    replace(root, pageHead(id), await absent(error));
     return () => {};
   }
   const title = h("span", {}, id);

@@ -25,6 +25,7 @@ from penstock.gpu.telemetry.messages import CardLoad
 from penstock.log_file import LogFilter, LogLine, LogPage, LogPosition, lines_after, newest_lines
 from penstock.protocol.errors import InvalidRequest, NotSupported
 from penstock.protocol.system_reports import (
+    VIDEO_FAULT_FILE,
     AuditLine,
     AuditReport,
     EngineSummary,
@@ -47,6 +48,8 @@ READ_TIMEOUT_S = 10.0  # until a log is read, with the wait for other clients
 MAX_LINES = 1000
 MAX_MODELS = 1000
 ERRORS = 10
+MAX_FAULT_CHARACTERS = 2000
+_NO_DETAILS = "the video program cannot run; a client with the role admin sees why"
 AUDIT_BYTES = 1 << 20  # read from the end of the audit log
 _DURATION = re.compile(r"([1-9][0-9]{0,6})(s|m|h|d)")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -112,7 +115,7 @@ class SystemReports:
     async def system(self, *, has_details: bool) -> SystemReport:
         """The state of the stack. has_details: whether errors have their fields."""
         sources = self._sources
-        processes, errors = await self._usage.get()
+        processes, errors, video_fault = await self._usage.get()
         reason = sources.readiness()
         return SystemReport(
             version=VERSION,
@@ -128,6 +131,7 @@ class SystemReports:
             gpus=_gpus(sources.gpus(), sources.lost_gpus()),
             mps=sources.mps(),
             errors=errors if has_details else [msgspec.structs.replace(line, fields={}) for line in errors],
+            video_fault=video_fault if has_details or not video_fault else _NO_DETAILS,
         )
 
     def settings(self) -> SettingsReport:
@@ -174,8 +178,16 @@ class SystemReports:
             known.name, "not loaded" if self._sources.is_left_out(known) else "unavailable", known.reason
         )
 
-    async def _read_usage(self) -> tuple[list[ProcessUsage], list[LogLine]]:
-        return await asyncio.to_thread(lambda: (process_usage(os.getppid()), self._read_errors()))
+    async def _read_usage(self) -> tuple[list[ProcessUsage], list[LogLine], str]:
+        return await asyncio.to_thread(lambda: (process_usage(os.getppid()), self._read_errors(), self._video_fault()))
+
+    def _video_fault(self) -> str:
+        if self._sources.log_folder is None:
+            return ""
+        with suppress(OSError):
+            file = self._sources.log_folder.parent / VIDEO_FAULT_FILE
+            return file.read_text(encoding="utf-8", errors="replace")[:MAX_FAULT_CHARACTERS]
+        return ""
 
     def _read_errors(self) -> list[LogLine]:
         """The last errors. Reads only the lines since the last call."""

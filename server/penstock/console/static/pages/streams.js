@@ -1,7 +1,7 @@
 /** Streams: a wall of live pictures of all cameras; each leads to its own page. */
 
 import {h, replace} from "/dom.js";
-import {video} from "/api.js";
+import {gateway, video} from "/api.js";
 import {badge, button, command, confirmed, emptyState, faultLine, pageHead, poll, shown, toast} from "/widgets.js";
 import {openCamera, savedText} from "/stream_form.js";
 import {detail} from "/stream_detail.js";
@@ -25,9 +25,11 @@ export const page = {
   render: (root, context) => (context.rest[0] ? detail(root, context.rest[0], context) : wall(root)),
 };
 
-/** What is shown if no video program answers. */
-export function absent(error) {
+/** What is shown if no video program answers: the stack knows why its own one cannot run. */
+export async function absent(error) {
   if (error.status !== 502) return h("p", {class: "fault", role: "alert"}, error.message);
+  const {video_fault: fault} = await gateway.get("/v1/system").catch(() => ({video_fault: ""}));
+  if (fault) return emptyState("The video program cannot run", fault, h("p", {class: "quiet"}, "It is tried again every 30 seconds."));
   return emptyState("No video program is running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command("penstock up --video")));
 }
 
@@ -79,7 +81,7 @@ function wall(root) {
       if (error.status !== 502) throw error;
       streams = [];
       tiles.clear();
-      replace(grid, absent(error));
+      replace(grid, await absent(error));
       add.disabled = true;
       fault.show(null);
       return;
