@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
@@ -128,32 +129,41 @@ def open_report(page: Page) -> None:
     page.get_by_role("table").get_by_role("link").first.click()
 
 
-# name, path, what is clicked there
-VIEWS: tuple[tuple[str, str, Callable[[Page], None] | None], ...] = (
-    ("models", "models", None),
-    ("streams", "streams", None),
-    ("streams-add", "streams", open_camera_form),
-    ("streams-camera", "streams/market", None),
-    ("streams-draw", "streams/market", draw_line),
-    ("events", "events", None),
-    ("events-one", "events", open_event),
-    ("events-objects", "events/objects", None),
-    ("events-occupancy", "events/occupancy", None),
-    ("load", "load", None),
-    ("load-report", "load", open_report),
-    ("system", "system", None),
-    ("system-findings", "system/findings", None),
-    ("system-logs", "system/logs", None),
-    ("system-audit", "system/audit", None),
-    ("system-config", "system/config", None),
-)
+def choose_file(page: Page, *, file: Path) -> None:
+    """A file of the person, as if it had been dropped."""
+    page.locator("input[type=file]").set_input_files(file)
 
 
-def take(browser: Browser, stack: RunningStack, folder: Path, only: str) -> list[str]:
+def views(options: argparse.Namespace) -> tuple[tuple[str, str, Callable[[Page], None] | None], ...]:
+    """Of each screenshot: name, path, and what is done there."""
+    return (
+        ("models", "models", None),
+        ("models-one", "models/yolox-nano", None),
+        ("try-empty", "try", None),
+        ("try", "try?model=yolox-nano", partial(choose_file, file=options.photo)),
+        ("streams", "streams", None),
+        ("streams-add", "streams", open_camera_form),
+        ("streams-camera", "streams/market", None),
+        ("streams-draw", "streams/market", draw_line),
+        ("events", "events", None),
+        ("events-one", "events", open_event),
+        ("events-objects", "events/objects", None),
+        ("events-occupancy", "events/occupancy", None),
+        ("load", "load", None),
+        ("load-report", "load", open_report),
+        ("system", "system", None),
+        ("system-findings", "system/findings", None),
+        ("system-logs", "system/logs", None),
+        ("system-audit", "system/audit", None),
+        ("system-config", "system/config", None),
+    )
+
+
+def take(browser: Browser, stack: RunningStack, options: argparse.Namespace) -> list[str]:
     """Writes the PNGs. Returns what is wrong with pages: wider than the window, or refused by the browser."""
     faults = []
-    for name, path, act in VIEWS:
-        if only not in name:
+    for name, path, act in views(options):
+        if options.only not in name:
             continue
         for width in WIDTHS:
             for scheme in SCHEMES:
@@ -163,7 +173,7 @@ def take(browser: Browser, stack: RunningStack, folder: Path, only: str) -> list
                     if act:
                         act(page)
                         page.wait_for_timeout(SETTLE_MS)
-                    page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
+                    page.screenshot(path=options.out / f"{name}-{width}-{scheme}.png", full_page=True)
                     if excess := horizontal_overflow(page):
                         faults.append(f"{name} at {width} px, {scheme}: wider than the window by {excess} px")
         sys.stdout.write(f"{name}\n")
@@ -184,7 +194,7 @@ def main(options: argparse.Namespace) -> int:
     """The exit code: 1 if a page is wrong."""
     options.out.mkdir(parents=True, exist_ok=True)
     with stack_to_show(options) as stack, started_chromium() as browser:
-        faults = take(browser, stack, options.out, options.only)
+        faults = take(browser, stack, options)
     write_index(options.out)
     sys.stdout.write("".join(f"{fault}\n" for fault in faults) + f"{options.out}/index.html shows all\n")
     return bool(faults)
