@@ -33,7 +33,10 @@ def test_every_page_fits_its_window_and_is_accessible(show: Show, width: int, sc
     """No page is wider than the window, and axe-core finds nothing serious, in light and dark."""
     with show("/", width=width, scheme=scheme) as page:
         faults = {}
-        for path in _pages(page):
+        paths = _pages(page)
+        cut = "nav => Math.max(0, nav.scrollWidth - nav.clientWidth)"
+        assert page.locator("#nav").evaluate(cut) == 0, "every page can be seen in the navigation"
+        for path in paths:
             page.locator(f'#nav a[href="{path}"]').click()
             expect(page.locator(f'#nav a[href="{path}"]')).to_have_attribute("aria-current", "page")
             expect(page.get_by_role("heading", level=1).first).to_be_visible()
