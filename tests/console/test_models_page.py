@@ -2,22 +2,26 @@
 
 import json
 import re
+from base64 import b64encode
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.console.browser import TIMEOUT_MS, horizontal_overflow, serious_findings
+from tests.console.browser import horizontal_overflow, serious_findings
 from tests.console.conftest import KeyedConsole, Show, sample_picture
 from tests.console.test_system_page import log_in
+from tests.support import made_networks
 from tests.support.http import call
 from tests.support.pulled_models import SOURCE
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("console")
 HOSTILE = "<img src=x onerror=alert(1)>"
+WORK_MS = 60_000  # for a process that reads or loads a model, on a busy machine
 COUNT_CHANGES = """() => {
   window.changes = 0;
   const observer = new MutationObserver(found => (window.changes += found.length));
@@ -25,7 +29,17 @@ COUNT_CHANGES = """() => {
 }"""
 
 
-def row_of(page: Page, name: str) -> Any:
+DROP = """([content, name]) => {
+  const bytes = Uint8Array.from(atob(content), one => one.charCodeAt(0));
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([bytes], name));
+  for (const kind of ["dragover", "drop"]) {
+    document.querySelector("main").dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer}));
+  }
+}"""
+
+
+def row_of(page: Page, name: str) -> Locator:
     """The row of a model in the list."""
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
 
@@ -35,6 +49,30 @@ def send_pictures(stack: RunningStack, count: int) -> None:
     for _ in range(count):
         answer = call("POST", f"{stack.http_url}/v2/models/yolox-nano/image", picture, {"content-type": "image/jpeg"})
         assert answer.status == 200
+
+
+def drop(page: Page, name: str, content: bytes) -> Locator:
+    """Drops a file on the page. Returns the dialog that adds it."""
+    expect(page.get_by_role("button", name="Add a model")).to_be_enabled()
+    page.evaluate(DROP, [b64encode(content).decode(), name])
+    return page.get_by_role("dialog", name="Add a model")
+
+
+def unload_load_and_remove(page: Page, name: str) -> None:
+    """On the model's page: each step asks first where it hurts, and says what came of it."""
+    page.get_by_role("button", name="Unload").click()
+    page.get_by_role("dialog", name=f"Unload {name}?").get_by_role("button", name="Unload").click()
+    expect(page.get_by_text(f"{name} is unloaded.")).to_be_visible()
+    expect(page.locator("main").get_by_text("not loaded", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="Try it")).to_be_hidden()
+    page.get_by_role("button", name="Load", exact=True).click()
+    expect(page.get_by_text(f"{name} is loaded.")).to_be_visible(timeout=WORK_MS)
+    expect(page.get_by_role("button", name="Load again")).to_be_enabled()
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog", name=f"Remove {name}?").get_by_role("button", name="Remove").click()
+    expect(page.get_by_text(f"{name} is removed.")).to_be_visible()
+    expect(row_of(page, "yolox-nano")).to_be_visible()
+    expect(row_of(page, name)).to_have_count(0)
 
 
 def made_report(stack: RunningStack, count: int) -> dict[str, Any]:
@@ -109,28 +147,6 @@ def test_page_of_a_model_shows_its_card_and_draws_its_figures(show: Show, consol
         assert (horizontal_overflow(page), serious_findings(page)) == (0, [])
 
 
-def test_model_is_unloaded_loaded_and_removed(show: Show, console_stack: RunningStack) -> None:
-    """Each asks first where it would hurt, and says what came of it; the list no longer has what is removed."""
-    body = (SOURCE / "ultraface_rfb320.onnx").read_bytes()
-    url = f"{console_stack.http_url}/v2/repository/models/faces/add"
-    assert call("POST", url, body, {"content-type": "application/octet-stream"}).status == 200
-    with show("/models") as page:
-        row_of(page, "faces").get_by_role("link").click()
-        page.get_by_role("button", name="Unload").click()
-        page.get_by_role("dialog", name="Unload faces?").get_by_role("button", name="Unload").click()
-        expect(page.get_by_text("faces is unloaded.")).to_be_visible()
-        expect(page.locator("main").get_by_text("not loaded", exact=True)).to_be_visible()
-        expect(page.get_by_role("link", name="Try it")).to_be_hidden()
-        page.get_by_role("button", name="Load", exact=True).click()
-        expect(page.get_by_text("faces is loaded.")).to_be_visible(timeout=TIMEOUT_MS)
-        expect(page.get_by_role("button", name="Load again")).to_be_enabled()
-        page.get_by_role("button", name="Remove").click()
-        page.get_by_role("dialog", name="Remove faces?").get_by_role("button", name="Remove").click()
-        expect(page.get_by_text("faces is removed.")).to_be_visible()
-        expect(row_of(page, "yolox-nano")).to_be_visible()
-        expect(row_of(page, "faces")).to_have_count(0)
-
-
 def test_load_that_fails_shows_the_reason(show: Show) -> None:
     """The engine's own sentence, and the buttons work again. An unknown model has a page that says so."""
     with show("/models/people") as page:
@@ -150,3 +166,67 @@ def test_reader_sees_figures_and_which_role_an_action_needs(show_keyed: Show, ke
         expect(page.get_by_text("need the role admin; this key has read.")).to_be_visible()
         expect(page.get_by_role("button", name="Unload")).to_be_disabled()
         expect(page.get_by_text("center-heatmap")).to_be_visible()
+        page.get_by_role("link", name="All models").click()
+        expect(page.get_by_text("To add a model needs the role admin; this key has read.")).to_be_visible()
+        expect(page.get_by_role("button", name="Add a model")).to_be_disabled()
+
+
+def test_dropped_file_is_described_added_unloaded_loaded_and_removed(show: Show) -> None:
+    """From the drop over what was found in it to a model that serves; its page then unloads, loads and removes it."""
+    with show("/models") as page:
+        box = drop(page, "UltraFace (320).onnx", (SOURCE / "ultraface_rfb320.onnx").read_bytes())
+        expect(box.get_by_text("can be served")).to_be_visible(timeout=WORK_MS)
+        for text in ("ultraface", "320 × 240", "1: face", "face 0.79"):
+            expect(box.get_by_text(text).first).to_be_visible()
+        assert (horizontal_overflow(page), serious_findings(page)) == (0, [])
+        expect(box.get_by_label("Name", exact=True)).to_have_value("UltraFace-320")
+        box.get_by_label("Name", exact=True).fill("street")
+        box.get_by_role("button", name="Add", exact=True).click()
+        expect(box.get_by_role("alert")).to_contain_text("this gateway has a model 'street': choose another name")
+        box.get_by_label("Name", exact=True).fill("faces-2")
+        box.get_by_role("button", name="Add", exact=True).click()
+        expect(box.get_by_text("faces-2 is served.")).to_be_visible(timeout=WORK_MS)
+        expect(box.get_by_role("link", name="Try it")).to_have_attribute("href", "/try?model=faces-2")
+        box.get_by_role("link", name="Its page").click()
+        expect(page.get_by_role("heading", name="faces-2")).to_be_visible()
+        unload_load_and_remove(page, "faces-2")
+
+
+def test_open_questions_are_asked_and_an_answer_is_taken_back(show: Show, tmp_path: Path) -> None:
+    """A blocking question hides the button Add; each answer has the file read again without sending it."""
+    file = made_networks.yolox(tmp_path / "yolox.onnx")
+    with show("/models") as page:
+        page.get_by_role("button", name="Add a model").click()
+        box = page.get_by_role("dialog", name="Add a model")
+        box.get_by_label("Drop an ONNX file").set_input_files(file)
+        question = box.get_by_role("group", name="Question: layout")
+        expect(question).to_contain_text("this layout does not decode them", timeout=WORK_MS)
+        expect(box.get_by_role("button", name="Add", exact=True)).to_be_hidden()
+        question.get_by_label("layout").fill("no-such-layout")
+        question.get_by_role("button", name="Answer").click()
+        expect(box.get_by_role("alert")).to_contain_text("'no-such-layout' is not one of", timeout=WORK_MS)
+        question.get_by_label("layout").fill("yolox")
+        question.get_by_role("button", name="Answer").click()
+        box.get_by_role("group", name="Question: color").get_by_role("button", name="bgr [color=bgr]").click(
+            timeout=WORK_MS
+        )
+        expect(box.get_by_text("can be served")).to_be_visible(timeout=WORK_MS)
+        expect(box.get_by_role("button", name="Add", exact=True)).to_be_visible()
+        box.get_by_role("button", name="Take back layout=yolox").click()
+        expect(box.get_by_text("a question is open")).to_be_visible(timeout=WORK_MS)
+
+
+def test_file_that_is_no_model_or_too_large_is_refused_with_a_sentence(show: Show) -> None:
+    """The gateway's own sentence, or before anything is sent. A file's name is text."""
+    with show("/models") as page:
+        box = drop(page, f"{HOSTILE}.onnx", b"this is no model" * 100)
+        expect(box.get_by_role("alert")).to_contain_text("the file is text, not an ONNX model", timeout=WORK_MS)
+        expect(box.get_by_role("alert")).to_contain_text(HOSTILE)
+    with show("/models") as page:
+        settings = {"settings": [{"name": "max_model_bytes", "value": 1000}]}
+        page.route("**/gateway/v1/system/config", lambda route: route.fulfill(json=settings))
+        page.route("**/gateway/v1/inspect", lambda route: route.abort())
+        box = drop(page, "large.onnx", bytes(1001))
+        expect(box.get_by_role("alert")).to_have_text(
+            "large.onnx has 1.0 kB, and this gateway takes 1.0 kB at most (max_model_bytes)."
+        )

@@ -39,8 +39,33 @@ function client(prefix) {
     get: async (path, options) => (await call("GET", path, options)).json(),
     post: async (path, options) => parsed(await call("POST", path, options)),
     put: async (path, options) => parsed(await call("PUT", path, options)),
+    /** POSTs a file. progress(share): how much of it was sent, 0 to 1. */
+    upload: (path, file, options) => upload(prefix + path, file, options),
     delete: async (path, options) => parsed(await call("DELETE", path, options)),
   };
+}
+
+/** By XMLHttpRequest, as fetch does not say how much it has sent. */
+function upload(url, file, {progress, signal}) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const fail = error => () => reject(error);
+    request.open("POST", url);
+    request.setRequestHeader("content-type", "application/octet-stream");
+    request.upload.addEventListener("progress", event => progress(event.total ? event.loaded / event.total : 1));
+    request.addEventListener("load", async () => {
+      const response = new Response(request.responseText, {status: request.status, statusText: request.statusText});
+      try {
+        resolve(response.ok ? await parsed(response) : reject(await errorOf(response)));
+      } catch (error) {
+        reject(error);
+      }
+    });
+    request.addEventListener("error", fail(new ApiError(0, "the connection was closed before the whole file was sent; is the stack still running?")));
+    request.addEventListener("abort", fail(new DOMException("stopped", "AbortError")));
+    signal.addEventListener("abort", () => request.abort());
+    request.send(file);
+  });
 }
 
 function limited(timeoutMs, signal) {

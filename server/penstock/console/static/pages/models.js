@@ -1,8 +1,9 @@
 /** Models: what is served, in which state and how fast. A row leads to the model's page. */
 
 import {h} from "/dom.js";
-import {gateway} from "/api.js";
+import {gateway, identity} from "/api.js";
 import {badge, button, command, emptyState, faultLine, pageHead, poll, shown, table} from "/widgets.js";
+import {hasFiles, openAdd} from "/add_model.js";
 import {detail} from "/model_detail.js";
 
 const KINDS = {ready: "good", loading: "warn", unavailable: "bad"};
@@ -68,7 +69,7 @@ function list(root) {
 
   function empty() {
     if (models.length) return emptyState("No model matches", "Change the text, or choose another state.");
-    return emptyState("No model yet", "Add an ONNX file, or one of the catalogue:", h("div", {class: "empty-command"}, command("penstock models pull yolox-nano")));
+    return emptyState("No model yet", "Drop an ONNX file here, or take one of the catalogue:", h("div", {class: "empty-command"}, command("penstock models pull yolox-nano")));
   }
   function arrange() {
     if (models === null) return;
@@ -104,6 +105,41 @@ function list(root) {
     arrange();
   }
   search.addEventListener("input", arrange);
-  root.append(pageHead("Models", search), fault.element, h("div", {class: "row"}, filters), rows.element, omitted);
-  return poll(load, POLL_MS, fault.show);
+  const add = button("Add a model", () => openAdd(), {kind: "primary", disabled: true});
+  const note = h("p", {class: "quiet"});
+  identity().then(who => {
+    add.disabled = !who.roles.includes("admin");
+    note.textContent = add.disabled && who.roles.length ? `To add a model needs the role admin; this key has ${who.roles.join(", ")}.` : "";
+  }, () => {});
+  const stopDrops = takeDrops(() => !add.disabled);
+  root.append(pageHead("Models", search, add), note, fault.element, h("div", {class: "row"}, filters), rows.element, omitted);
+  const stop = poll(load, POLL_MS, fault.show);
+  return () => {
+    stop();
+    stopDrops();
+  };
+}
+
+/** Adds a file that is dropped anywhere on the page. Returns a function that ends it. */
+function takeDrops(isAllowed) {
+  const ended = new AbortController();
+  const shows = isOver => document.body.classList.toggle("dropping", isOver);
+  const isWanted = event => hasFiles(event) && isAllowed() && !document.querySelector("dialog[open]");
+  const on = (kind, run) => document.addEventListener(kind, run, {signal: ended.signal});
+  on("dragover", event => {
+    if (!isWanted(event)) return;
+    event.preventDefault();
+    shows(true);
+  });
+  on("dragleave", event => event.relatedTarget === null && shows(false));
+  on("drop", event => {
+    shows(false);
+    if (!isWanted(event)) return;
+    event.preventDefault();
+    openAdd(event.dataTransfer.files[0] ?? null);
+  });
+  return () => {
+    shows(false);
+    ended.abort();
+  };
 }
