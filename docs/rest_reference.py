@@ -19,14 +19,21 @@ _OPEN = ("/health/live", "/health/ready")  # of the video program: every other G
 
 def gateway_api() -> str:
     """Every operation of port 8000 that an engine can serve."""
-    app = _application(create_gateway(Mock(tracer=None), RestOptions(), Mock()))  # for its routes: nothing is called
-    return _operations(describe(app, None, frozenset(), frozenset()), is_video=False)
+    return _operations(documents()[0], is_video=False)
 
 
 def video_api() -> str:
     """Every operation of port 8010."""
-    app = _application(create_video(Mock(), Mock(), Mock(), ApiOptions(), "text/plain").app)
-    return _operations(app.openapi(), is_video=True)
+    return _operations(documents()[1], is_video=True)
+
+
+def documents() -> tuple[Json, Json]:
+    """The OpenAPI documents of ports 8000 and 8010."""
+    gateway = _application(
+        create_gateway(Mock(tracer=None), RestOptions(), Mock())
+    )  # for its routes: nothing is called
+    video = _application(create_video(Mock(), Mock(), Mock(), ApiOptions(), "text/plain").app)
+    return describe(gateway, None, frozenset(), frozenset()), video.openapi()
 
 
 def _application(app: Any) -> FastAPI:

@@ -78,19 +78,25 @@ class Browser:
 
 
 @contextlib.asynccontextmanager
-async def served_console(*, allowed_hosts: tuple[str, ...] = (), **given: Any) -> AsyncIterator[Browser]:
-    """The console before a fake gateway; nothing listens where the video program should be. given: of ConsoleParts."""
-    gateway = FakeGateway()
+async def served_console(
+    gateway: FakeGateway | None = None, *, allowed_hosts: tuple[str, ...] = (), has_video: bool = False, **given: Any
+) -> AsyncIterator[Browser]:
+    """The console before a fake gateway. has_video: it is also the video program; otherwise nothing listens there.
+
+    given: of ConsoleParts.
+    """
+    gateway = gateway or FakeGateway()
     runner = web.ServerRunner(web.Server(gateway.answer))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     unused = bind("127.0.0.1", 0, flag="--none")
-    dead_port = unused.getsockname()[1]
+    gateway_port = runner.addresses[0][1]
+    video_port = gateway_port if has_video else unused.getsockname()[1]
     unused.close()
     parts = ConsoleParts(
-        gateway=Upstream("gateway", f"http://127.0.0.1:{runner.addresses[0][1]}", "start it with `penstock up`"),
-        video=Upstream("video program", f"http://127.0.0.1:{dead_port}", "start it with `penstock up --video`"),
+        gateway=Upstream("gateway", f"http://127.0.0.1:{gateway_port}", "start it with `penstock up`"),
+        video=Upstream("video program", f"http://127.0.0.1:{video_port}", "start it with `penstock up --video`"),
         files=read_static_files(),
         policy=BrowserPolicy("127.0.0.1", allowed_hosts),
         **given,

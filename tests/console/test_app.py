@@ -44,7 +44,9 @@ async def test_address_of_the_gateway_is_known_to_pages() -> None:
 async def test_page_of_any_name_is_the_index_and_a_missing_file_is_404() -> None:
     """Pages are shown by the browser; a file must exist."""
     async with served_console() as browser:
-        assert (await browser.ask("GET", "/streams/gate"))[2] == (await browser.ask("GET", "/"))[2]
+        index = (await browser.ask("GET", "/"))[2]
+        for path in ("/streams/gate", "/models/people-1.5", "/load/../../etc/x.js"):
+            assert (await browser.ask("GET", path))[2] == index
         status, _, body = await browser.ask("GET", "/no-such.js")
         assert (status, json.loads(body)["error"]) == (404, "the console has no file 'no-such.js'")
 

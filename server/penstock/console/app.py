@@ -54,6 +54,7 @@ class ConsoleApp:
 
     def __init__(self, parts: ConsoleParts) -> None:
         self._parts = parts
+        self._folders = {path.rpartition("/")[0] for path in parts.files}
         # With the prefix a browser takes the cookie from this host and over TLS only, not from a sibling domain.
         self._cookie = f"__Host-{COOKIE}" if parts.has_tls else COOKIE
 
@@ -102,7 +103,8 @@ class ConsoleApp:
 
     def _file(self, request: Request, path: str) -> Response:
         found = self._parts.files.get(path)
-        if found is None and "." in path.rpartition("/")[2]:
+        folder, _, name = path.rpartition("/")
+        if found is None and "." in name and folder in self._folders:  # elsewhere it is the name of a model or camera
             return error_response(404, f"the console has no file {path[:200]!r}")
         served = found or self._parts.files[INDEX]
         headers = {**SECURITY_HEADERS, "etag": served.etag, "cache-control": "no-cache"}

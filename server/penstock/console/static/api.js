@@ -1,9 +1,11 @@
 /** The REST APIs of the gateway (port 8000) and the video program (port 8010), as the console forwards them. */
 
+import {visible} from "/dom.js";
+
 /** An error response. message: the server's own sentence. status: of HTTP; 0 if there was no response. */
 export class ApiError extends Error {
   constructor(status, message, retryAfterS = null) {
-    super(message);
+    super(visible(message));
     this.status = status;
     this.retryAfterS = retryAfterS;
   }

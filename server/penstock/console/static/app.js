@@ -33,8 +33,8 @@ async function show() {
   }
   const root = h("div", {class: "page"});
   replace(main, root);
-  const rest = path.slice(page.path.length).split("/").filter(Boolean).map(decodeURIComponent);
   try {
+    const rest = path.slice(page.path.length).split("/").filter(Boolean).map(decodeURIComponent);
     const stop = await page.render(root, {rest, query: new URLSearchParams(location.search), go});
     if (shownPath === path) stopPage = stop ?? (() => {});
     else stop?.();

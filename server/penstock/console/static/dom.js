@@ -3,6 +3,12 @@
 const SVG = "http://www.w3.org/2000/svg";
 const SAFE_URL = /^(?:[/#?]|https?:\/\/|blob:|data:image\/|rtsps?:\/\/)/;
 
+// Characters that no one sees, or that change the order of the text beside them
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+
+/** The text with such characters written as \\u202e. */
+export const visible = text => text.replace(UNSEEN, one => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 /** An HTML element. attributes: `onclick` and its kind take functions, true sets an empty attribute, null and false leave it out. */
 export function h(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -20,11 +26,13 @@ function fill(element, attributes, children) {
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
     else if (name === "href" || name === "src") element.setAttribute(name, safeUrl(String(value)));
     else if (name === "style") throw new Error("no inline styles: use a class, or element.style.setProperty");
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : visible(String(value)));
   }
-  element.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
+  element.append(...parts(children));
   return element;
 }
+
+const parts = children => children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false).map(child => (child instanceof Node ? child : visible(String(child))));
 
 function safeUrl(url) {
   if (!SAFE_URL.test(url)) throw new Error(`not an address that a page may link to: ${url.slice(0, 100)}`);
@@ -33,6 +41,6 @@ function safeUrl(url) {
 
 /** Replaces the children of an element. */
 export function replace(element, ...children) {
-  element.replaceChildren(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...parts(children));
   return element;
 }

@@ -38,7 +38,7 @@ export async function detail(root, id) {
   root.append(h("h2", {}, "Counters"), panel.element);
   async function load(signal) {
     stream = await video.get(pathOf(id), {signal});
-    title.textContent = stream.camera_name || id;
+    replace(title, stream.camera_name || id);
     const drops = Object.values(stream.drops).reduce((sum, count) => sum + count, 0);
     const figures = [`${stream.fps.toFixed(1)} fps`, `lag ${stream.latency_s === null ? "–" : `${Math.round(1000 * stream.latency_s)} ms`}`, `${drops} dropped`, stream.width ? `${stream.width} × ${stream.height} ${stream.codec}` : null, stream.decoder || null];
     replace(state, stateBadge(stream), h("span", {class: "quiet"}, ` ${figures.filter(Boolean).join(" · ")} `), h("span", {}, stream.reason));

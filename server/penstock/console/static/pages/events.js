@@ -96,7 +96,7 @@ async function events(root, query, actions) {
   const ask = async after => {
     link.setAttribute("href", video.url(withQuery("/v1/events.csv", filter())));
     const answer = await video.get(withQuery("/v1/events", {...filter(), limit: PAGE_ROWS, after}));
-    alarm.textContent = answer.alarm;
+    replace(alarm, answer.alarm);
     return {rows: answer.events, next: answer.next};
   };
   const list = virtualList({

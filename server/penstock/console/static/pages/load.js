@@ -85,7 +85,7 @@ function startForm({scenarios, targets}, go) {
   function describe() {
     const one = scenarios.find(each => each.name === scenario.value);
     const length = one.seconds ? `It takes about ${duration(one.seconds + 10)} a round.` : "Its length depends on the model.";
-    about.textContent = `${one.about} ${length} Models: ${one.models.join(", ")}. SLO: p99 within ${shown(one.slo_p99_ms, "ms")}.`;
+    replace(about, `${one.about} ${length} Models: ${one.models.join(", ")}. SLO: p99 within ${shown(one.slo_p99_ms, "ms")}.`);
   }
   async function submit(event) {
     event.preventDefault();

@@ -135,9 +135,9 @@ function newTile(first, isSeen, again) {
     update(next) {
       stream = next;
       const drops = Object.values(next.drops).reduce((sum, count) => sum + count, 0);
-      name.textContent = next.camera_name || id;
+      replace(name, next.camera_name || id);
       replace(state, stateBadge(next));
-      reason.textContent = next.reason;
+      replace(reason, next.reason);
       figures.textContent = [`${next.fps.toFixed(1)} fps`, `lag ${next.latency_s === null ? "–" : `${Math.round(1000 * next.latency_s)} ms`}`, `${drops} dropped`].join(" · ");
       const isStill = STILL.includes(next.state);
       still.textContent = isStill ? next.state : "no picture";

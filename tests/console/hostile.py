@@ -1,0 +1,93 @@
+"""A gateway and a video program whose every text is hostile: answers made from the schemas of both OpenAPI documents.
+
+New endpoints and fields are in the schemas, so they are attacked without a change here.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from docs.rest_reference import Json, documents
+from tests.console.harness import FakeGateway
+
+ATTACK = (
+    "\"'>--></title></style></textarea></script><img src=x onerror=window.hacked=1><svg onload=window.hacked=1>"
+    "<script>window.hacked=1</script><iframe srcdoc='<script>parent.hacked=1</script>'></iframe>"
+    "<a href=javascript:window.hacked=1>{{7*7}}${7*7}%00%0d\u202egnp\u2066"
+)
+SHOWN = ATTACK.replace("\u202e", "\\u202e").replace("\u2066", "\\u2066")  # what could reorder a line is spelled out
+URL = "javascript:window.hacked=1"
+_TIME = re.compile(r"(?:^|_)(?:time|at|began|since|until)$")
+_VALUES: Mapping[str, object] = {  # by the name of a property, of what pages compute with
+    "path": [[0.1, 0.2], [0.3, 0.4]],
+    "snapshot": "/v1/events/1/snapshot.jpg",
+    "clip": "/v1/events/1/clip.mp4",
+    "seconds": [[1.0, 2.0], [0.0, 1.0]],
+    "omitted": 0,
+    "next": None,
+    "roles": ["admin", "infer", "read", ATTACK],
+    "line-crossing": [{"name": ATTACK, "line": [[0.1, 0.5], [0.9, 0.5]], "class-id": ATTACK}],
+    "roi-filtering": [{"name": ATTACK, "roi": [[0.1, 0.1], [0.5, 0.1], [0.5, 0.5]]}],
+}
+_PIXEL = bytes.fromhex("47494638396101000100800000ffffff00000021f90401000000002c00000000010001000002024401003b")
+
+
+class HostileApis(FakeGateway):
+    """Both APIs. It keeps no calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._documents = documents()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        path = request.raw_path.partition("?")[0]
+        if path.endswith("/rules"):
+            return web.json_response({name: _VALUES[name] for name in ("line-crossing", "roi-filtering")})
+        for document in self._documents:
+            for template, methods in document["paths"].items():
+                pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(template))
+                if request.method.lower() in methods and re.fullmatch(pattern, path):
+                    return _response(methods[request.method.lower()], document)
+        return web.json_response({"error": ATTACK}, status=404)
+
+
+def _response(operation: Json, document: Json) -> web.Response:
+    """The operation's first good answer with content; an error if it has none."""
+    for status, described in operation["responses"].items():
+        for kind, content in described.get("content", {}).items() if status.startswith("2") else ():
+            if kind == "application/json":
+                return web.json_response(_made(content.get("schema", {}), document), status=int(status))
+            if kind.startswith("image/"):
+                return web.Response(body=_PIXEL, content_type="image/gif")
+            if kind == "text/html":
+                return web.Response(text=f"<title>{ATTACK}</title><p>{ATTACK}", content_type=kind)
+    return web.json_response({"error": ATTACK}, status=409)
+
+
+def _made(schema: Mapping[str, Any], document: Json, name: str = "") -> object:
+    """A value of the schema, whose texts and free keys are ATTACK. name: of its property."""
+    while "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    if name in _VALUES:
+        return _VALUES[name]
+    if choices := schema.get("anyOf"):
+        return _made(next(choice for choice in choices if choice.get("type") != "null"), document, name)
+    if "enum" in schema:
+        return schema["enum"][0]
+    match schema.get("type"):
+        case "array":
+            items = schema.get("prefixItems") or [schema.get("items", {})]
+            return [_made(item, document) for item in items]
+        case "boolean":
+            return True
+        case "integer" | "number":
+            return 1
+        case "string":
+            return "2026-11-29T08:00:00Z" if _TIME.search(name) else URL if name in ("url", "uri") else ATTACK
+    if "properties" in schema:
+        return {key: _made(value, document, key) for key, value in schema["properties"].items()}
+    rest = schema.get("additionalProperties")
+    return {ATTACK: _made(rest, document) if rest and rest is not True else ATTACK}
