@@ -54,7 +54,12 @@ TABLE = (
     Declaration("inferred_total", _C, "Frames that the network answered.", ("source",)),
     Declaration("dropped_total", _C, "Decoded frames that were given up, by reason.", ("source", "reason")),
     Declaration("restarts_total", _C, "Times that a source was opened anew.", ("source",)),
-    Declaration("events_total", _C, "Events of the analytics rules, by kind.", ("source", "kind")),
+    Declaration(
+        "events_total",
+        _C,
+        "Events of the rules, by kind. direction: in or out of a line that counts both ways, else empty.",
+        ("source", "kind", "direction"),
+    ),
     Declaration("recordings_total", _C, "Recordings that ended, by result: ok, short, failed.", ("source", "result")),
     Declaration("unrecorded_events_total", _C, "Events without a recording, by reason.", ("source", "reason")),
     Declaration("fps", _G, "Frames decoded a second, over the last seconds.", ("source",)),
@@ -94,7 +99,7 @@ class _Source:
         self._is_removed = False
         self._labels: list[tuple[str, tuple[str, ...]]] = []
         self._source = source
-        self._counters: dict[tuple[str, str], Counter] = {}
+        self._counters: dict[tuple[str, ...], Counter] = {}
         self.frames: Counter = self._series("frames_total")
         self.inferred: Counter = self._series("inferred_total")
         self.restarts: Counter = self._series("restarts_total")
@@ -106,14 +111,14 @@ class _Source:
         self.prepare: Summary = self._series("prepare_seconds")
         self.glass_to_event: Histogram = self._series("glass_to_event_seconds")
 
-    def count(self, name: str, word: str, n: int = 1) -> None:
-        """Increments a counter with a second label, a value of an enum."""
-        counter = self._counters.get((name, word))
+    def count(self, name: str, *words: str, n: int = 1) -> None:
+        """Increments a counter with further labels, values of enums."""
+        counter = self._counters.get((name, *words))
         if counter is None:
             with self._lock:
                 if self._is_removed:
                     return
-                counter = self._counters[name, word] = self._series(name, word)
+                counter = self._counters[name, *words] = self._series(name, *words)
         counter.inc(n)
 
     def remove(self) -> None:
@@ -176,15 +181,16 @@ class VideoMetrics:
 
     def dropped(self, source: str, reason: DropReason, n: int = 1) -> None:
         if n and (series := self._of(source)) is not None:
-            series.count("dropped_total", DropReason(reason).value, n)
+            series.count("dropped_total", DropReason(reason).value, n=n)
 
     def restarted(self, source: str) -> None:
         if (series := self._of(source)) is not None:
             series.restarts.inc()
 
-    def event(self, source: str, kind: str) -> None:
+    def event(self, source: str, kind: str, direction: str = "") -> None:
+        """Counts an event. direction: in or out, of a line that counts both ways."""
         if (series := self._of(source)) is not None:
-            series.count("events_total", str(kind))
+            series.count("events_total", str(kind), direction)
 
     def recording(self, source: str, result: str) -> None:
         """Counts a recording. result: ok, short or failed."""
@@ -194,7 +200,7 @@ class VideoMetrics:
     def unrecorded(self, source: str, reason: str, n: int) -> None:
         """Counts events without a recording. reason: cool_down or max_at_once."""
         if (series := self._of(source)) is not None:
-            series.count("unrecorded_events_total", reason, n)
+            series.count("unrecorded_events_total", reason, n=n)
 
     def state(self, source: str, state: SourceState) -> None:
         """Sets the source's only state."""

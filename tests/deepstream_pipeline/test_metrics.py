@@ -26,7 +26,8 @@ def fill(metrics: VideoMetrics, source: str) -> None:
     metrics.decode_s(source, 0.004, 3)
     metrics.prepare_s(source, 0.002)
     metrics.glass_to_event(source, 0.08)
-    metrics.event(source, AnalyticsKind.LINE_CROSSING)
+    metrics.event(source, AnalyticsKind.LINE_CROSSING, "in")
+    metrics.event(source, AnalyticsKind.DWELL)
     metrics.recording(source, "failed")
 
 
@@ -72,7 +73,8 @@ def test_page_holds_every_row_of_the_table() -> None:
         'penstock_video_decode_seconds_sum{source="door"} 0.012',
         'penstock_video_prepare_seconds_count{source="door"} 1.0',
         'penstock_video_glass_to_event_seconds_sum{source="door"} 0.08',
-        'penstock_video_events_total{kind="line-crossing",source="door"} 1.0',
+        'penstock_video_events_total{direction="in",kind="line-crossing",source="door"} 1.0',
+        'penstock_video_events_total{direction="",kind="dwell",source="door"} 1.0',
         'penstock_video_recordings_total{result="failed",source="door"} 1.0',
         "penstock_video_mux_wait_seconds_count 1.0",
         'penstock_video_batch_frames_bucket{le="4.0"} 1.0',

@@ -159,7 +159,7 @@ class Results:
         way.note_events(bare)
         self._parts.metrics.glass_to_event(way.source_id, total_s)
         for event in bare.analytics.events:
-            self._parts.metrics.event(way.source_id, event.kind)
+            self._parts.metrics.event(way.source_id, event.kind, event.direction or "")
         may_wait = way.policy is DropPolicy.BLOCK and not self._parts.dispatcher.has_cameras
         for outlet in self._parts.outlets:
             outlet.emit(whole, bare, may_wait=may_wait)
