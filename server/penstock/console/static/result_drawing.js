@@ -14,6 +14,7 @@ const FONT_PX = 13;
 const LINE_PX = 2;
 const MASK_ALPHA = 0.5;
 const MAX_UPSCALE = 8;
+export const MAX_SIDE = 2048; // pixels of a picture that a page keeps
 const DEPTH_COLORS = [[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]];
 
 export function colorOf(classId) {
@@ -85,8 +86,7 @@ export function drawingOn(canvas, frame) {
     const data = new ImageData(canvas.width, canvas.height);
     const target = {pixels: new Uint32Array(data.data.buffer), width: canvas.width, height: canvas.height};
     for (const item of [...items].reverse()) {
-      const [red, green, blue] = item.color;
-      if (item.mask) paintMask(runLengths(item.mask), shown.picture.height, scale, target, ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
+      if (item.mask) paintMask(runLengths(item.mask), shown.picture.height, scale, target, pixelOf(item.color));
     }
     layer.getContext("2d").putImageData(data, 0, 0);
     return layer;
@@ -241,21 +241,28 @@ function newPen(context, scale, canvas) {
 
 /** The canvas of a depth map: bright where its values are high. */
 export async function depthImage(depth) {
-  const bytes = Uint8Array.from(atob(depth.png16), letter => letter.charCodeAt(0));
+  const text = atob(depth.png16);
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
   const image = await createImageBitmap(new Blob([bytes], {type: "image/png"}));
-  const layer = new OffscreenCanvas(image.width, image.height);
+  const share = Math.min(1, MAX_SIDE / Math.max(image.width, image.height));
+  const layer = new OffscreenCanvas(Math.ceil(image.width * share), Math.ceil(image.height * share));
   const context = layer.getContext("2d");
-  context.drawImage(image, 0, 0);
+  context.drawImage(image, 0, 0, layer.width, layer.height);
   image.close();
   const data = context.getImageData(0, 0, layer.width, layer.height);
-  for (let at = 0; at < data.data.length; at += 4) {
-    const place = (data.data[at] / 255) * (DEPTH_COLORS.length - 1);
-    const low = Math.min(Math.floor(place), DEPTH_COLORS.length - 2);
-    for (let channel = 0; channel < 3; channel += 1) {
-      const [from, to] = [DEPTH_COLORS[low][channel], DEPTH_COLORS[low + 1][channel]];
-      data.data[at + channel] = from + (place - low) * (to - from);
-    }
-  }
+  const pixels = new Uint32Array(data.data.buffer);
+  const colors = Uint32Array.from({length: 256}, (_, value) => depthColor(value / 255));
+  for (let at = 0; at < pixels.length; at += 1) pixels[at] = colors[pixels[at] & 255];
   context.putImageData(data, 0, 0);
   return layer;
 }
+
+/** A pixel of ImageData. share: from 0 to 1. */
+function depthColor(share) {
+  const place = share * (DEPTH_COLORS.length - 1);
+  const low = Math.min(Math.floor(place), DEPTH_COLORS.length - 2);
+  return pixelOf(DEPTH_COLORS[low].map((from, channel) => from + (place - low) * (DEPTH_COLORS[low + 1][channel] - from)));
+}
+
+const pixelOf = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;

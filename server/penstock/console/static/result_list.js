@@ -60,7 +60,7 @@ function segmentationTable({size, classes}) {
 
 function embeddingFacts(vector) {
   const first = vector.slice(0, 8).map(value => value.toFixed(4)).join(", ");
-  return [["Length", `${vector.length} values`], ["First values", vector.length > 8 ? `${first}, …` : first], ["L2 norm", shown(Math.hypot(...vector))]];
+  return [["Length", `${vector.length} values`], ["First values", vector.length > 8 ? `${first}, …` : first], ["L2 norm", shown(Math.sqrt(vector.reduce((sum, value) => sum + value * value, 0)))]];
 }
 
 const factTable = facts => ({columns: [{title: "What", cell: row => row[0]}, {title: "Value", cell: row => row[1]}], rows: facts});

@@ -5,14 +5,13 @@ import {gateway, identity} from "/api.js";
 import {button, command, emptyState, faultLine, field, pageHead, poll} from "/widgets.js";
 import {imagePath, reachable, requestTabs} from "/picture_request.js";
 import {pictureSource} from "/picture_source.js";
-import {depthImage, drawingOn} from "/result_drawing.js";
+import {MAX_SIDE, depthImage, drawingOn} from "/result_drawing.js";
 import {kindOf, reportOf, resultList} from "/result_list.js";
 
 const MODELS_MS = 10_000;
 const DEBOUNCE_MS = 120;
 const WAITING_MS = 400; // an answer that takes longer is announced
 const TIMEOUT_MS = 60_000;
-const MAX_SIDE = 2048; // pixels of the picture that the page keeps
 const KIND_OF_TYPE = {classifier: "classes", segmentation: "segmentation", other: ""};
 
 export const page = {
