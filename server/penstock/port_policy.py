@@ -28,6 +28,8 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#]+)", re.IGNORECASE)
 _ABSOLUTE_TARGET = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _SHOWN_CHARACTERS = 100
+CLIENT_ADDRESS_HEADER = "x-penstock-client-address"  # of a request that the console forwards: its browser's address
+_CLIENT_ADDRESS = CLIENT_ADDRESS_HEADER.encode()
 
 
 class HostAndPort(NamedTuple):
@@ -100,6 +102,16 @@ def host_fault(target: bytes, http_version: str, headers: Headers) -> str:
     return ""
 
 
+def remote_client(headers: Headers) -> str:
+    """The address of a browser on another machine for which a console sends the request; empty for none."""
+    for name, value in headers:
+        if name == _CLIENT_ADDRESS:
+            address = parse_address(value.decode("latin-1"))
+            if address is None or not address.is_loopback:
+                return value.decode("latin-1")
+    return ""
+
+
 class BrowserPolicy:
     """Decides which requests that a browser may have sent are served.
 
@@ -115,6 +127,8 @@ class BrowserPolicy:
         self._allows_any = ANY_HOST in names
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
         bound = parse_host(f"[{bound_host}]".encode() if ":" in bound_host else bound_host.encode())
+        address = bound.address if bound is not None else None
+        self._is_local = bound_host == "localhost" or (address is not None and address.is_loopback)
         self._names = frozenset({"localhost", bound.name if bound is not None else bound_host, *names})
         self._origins = frozenset(map(checked_origin, cors_origins))
 
@@ -146,6 +160,15 @@ class BrowserPolicy:
         if kind in _SIMPLE_TYPES and not takes_any_type:
             raise UnsupportedMedia(
                 f"a web page sent the body as {kind.decode('latin-1')}, which is not accepted; send application/json"
+            )
+
+    def check_without_keys(self, headers: Headers) -> None:
+        """For a server that checks no keys: raises OriginNotAllowed for what a console forwards from another machine
+        to a server that only this machine can reach."""
+        if self._is_local and (address := remote_client(headers)):
+            raise OriginNotAllowed(
+                f"a console sent this for {address}, and without API keys only this machine may call this server; "
+                "give it keys (--access-file), or let the console listen on 127.0.0.1"
             )
 
     def _allows_host(self, host: bytes, local_address: str) -> bool:

@@ -7,8 +7,10 @@ import pytest
 import structlog
 
 from penstock.gateway.rest.app import create_app
-from penstock.gateway.rest.routes import ForwardedIdentity
+from penstock.gateway.rest.routes import ForwardedIdentity, RequestAuthentication
+from penstock.port_policy import BrowserPolicy
 from penstock.protocol.call import HttpAnswer
+from penstock.protocol.errors import OriginNotAllowed
 from penstock.protocol.identity import Role
 from tests.auth.listeners import KEYS, ONCE, STRANGER, door
 from tests.rest.harness import VALID_INFER, Client, Front, Headers, described_by
@@ -175,3 +177,13 @@ async def test_client_learns_its_name_and_roles() -> None:
         assert json.loads(reply.body) == {"client": role, "roles": [role]}
     assert json.loads((await front.ask("GET", "/v1/identity")).body) == {"client": None, "roles": ["read"]}
     assert (await front.ask("GET", "/v1/identity", b"", api_key("x" * 40))).status == 401
+
+
+async def test_gateway_without_keys_is_not_opened_to_other_machines_by_a_console() -> None:
+    """A console that listens on all addresses sends its browser's address, which health checks ignore."""
+    gate = RequestAuthentication(None, BrowserPolicy())
+    scope = {"method": "GET", "path": "/v1/system", "headers": [(b"x-penstock-client-address", b"203.0.113.9")]}
+    await gate.admit(scope, None)
+    with pytest.raises(OriginNotAllowed, match=r"203\.0\.113\.9"):
+        await gate.admit(scope, Role.READ)
+    await RequestAuthentication(door(Role.READ), BrowserPolicy()).admit(scope, Role.READ)

@@ -60,12 +60,20 @@ async def test_offer_to_upgrade_is_served_as_http() -> None:
 
 
 async def test_headers_between_our_own_processes_are_not_forwarded() -> None:
-    """A browser can ask for the explanation of its batch; every other header of Penstock ends at the console."""
+    """A browser can ask for the explanation of its batch; every other header of Penstock ends at the console, which
+    adds the browser's address."""
     async with served_console() as browser:
-        sent = {"x_penstock_load_key": "k", "x_penstock_upload": "f", "x_penstock_caller": "{}", "forwarded": "for=x"}
-        await browser.ask("GET", FORWARDED, x_penstock_explain="1", **sent)
+        sent = {
+            "x_penstock_load_key": "k",
+            "x_penstock_upload": "f",
+            "x_penstock_caller": "{}",
+            "x_forwarded_for": "::1",
+        }
+        own = {"x_penstock_explain": "1", "x_penstock_client_address": "203.0.113.9"}
+        await browser.ask("GET", FORWARDED, **own, **sent)
         received = browser.gateway.asked[-1][2]
         assert received["x-penstock-explain"] == "1"
+        assert received["x-penstock-client-address"] == "127.0.0.1"
         assert not {name.replace("_", "-") for name in sent} & set(received)
 
 

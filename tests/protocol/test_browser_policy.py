@@ -1,5 +1,7 @@
 """Rules for requests that a browser may have sent: Host, Origin, Sec-Fetch-Site and content type."""
 
+import contextlib
+
 import pytest
 
 from penstock.port_policy import BrowserPolicy, checked_host, checked_origin, host_fault
@@ -209,3 +211,22 @@ def test_host_header_is_one_and_well_formed(target: bytes, version: str, hosts: 
     found = host_fault(target, version, [(b"x", b"y"), *((b"host", host) for host in hosts)])
     assert bool(found) == bool(fault)
     assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("bound", "client", "is_served"),
+    [
+        ("127.0.0.1", None, True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "::1", True),
+        ("127.0.0.1", "203.0.113.9", False),
+        ("::1", "fe80::1%eth0", False),
+        ("localhost", "not-an-address", False),
+        ("0.0.0.0", "203.0.113.9", True),  # other machines can call it themselves
+    ],
+)
+def test_console_opens_no_server_of_this_machine_to_others(bound: str, client: str | None, is_served: bool) -> None:
+    """What a console forwards for another machine is refused by a server without keys that listens on loopback."""
+    headers = [] if client is None else [(b"x-penstock-client-address", client.encode())]
+    with contextlib.nullcontext() if is_served else pytest.raises(OriginNotAllowed, match=r"--access-file"):
+        BrowserPolicy(bound).check_without_keys(headers)

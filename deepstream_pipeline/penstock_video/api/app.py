@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.port_policy import host_fault
+from penstock.port_policy import host_fault, remote_client
 from penstock.protocol.errors import (
     HostNotAllowed,
     InferenceError,
@@ -32,7 +32,7 @@ from penstock_video.api import routes as streams
 from penstock_video.api.calls import Calls, Refusal, error_response, status_of
 from penstock_video.api.events import events_router, source_router
 from penstock_video.api.models import Health, named_faults
-from penstock_video.api.options import CERTIFICATE, CLIENT, DENIED, Access, ApiOptions, Audited
+from penstock_video.api.options import CERTIFICATE, CLIENT, DENIED, REMOTE, Access, ApiOptions, Audited
 from penstock_video.api.page import FIRST_PICTURE_S, Viewers, page_router, previews_router
 from penstock_video.errors import PipelineError
 from penstock_video.interfaces import PipelineControl, Previews
@@ -107,7 +107,10 @@ async def check(asked: RequestHead, options: ApiOptions, scope: Scope) -> None:
     is_open = asked.path in OPEN_PATHS
     if options.access is not None and not is_open:
         await _admit(asked, options.access, scope)
+    scope[REMOTE] = remote_client(asked.headers)
     try:
+        if options.access is None and not is_open:
+            options.browser_policy.check_without_keys(asked.headers)
         options.browser_policy.check(
             asked.method,
             asked.headers,

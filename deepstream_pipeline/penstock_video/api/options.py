@@ -17,6 +17,7 @@ from penstock_video.errors import PipelineError
 from penstock_video.interfaces import ChangeSaver, NoSaver
 
 CERTIFICATE = "penstock.certificate"  # key in a scope: the connection's client certificate (DER)
+REMOTE = "penstock.remote"  # key in a scope: address of a browser on another machine, for which a console calls
 CLIENT = "penstock.client"  # key in a scope: name of the client's key
 DENIED = "penstock.denied"  # key in a scope: why the client was refused, as in the gateway's audit log
 

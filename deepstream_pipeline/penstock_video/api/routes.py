@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Body, Path, Response
+from fastapi import APIRouter, Body, Depends, Path, Request, Response
 
 from penstock_video.api.calls import Calls, Refusal
 from penstock_video.api.models import (
@@ -22,7 +22,7 @@ from penstock_video.api.models import (
     StreamOptions,
     Streams,
 )
-from penstock_video.api.options import ApiOptions
+from penstock_video.api.options import REMOTE, ApiOptions
 from penstock_video.decode.uri import UriKind, kind_of, redacted
 from penstock_video.interfaces import (
     Change,
@@ -42,36 +42,48 @@ _IS = {SourceState.ENDED: "has ended", SourceState.FAILED: "has failed"}
 OVER = tuple(_IS)
 
 
-def validated_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
-    """The source that an API client adds, marked as from the API.
+def validated_source(config: SourceConfig, options: ApiOptions, *, is_remote: bool = False) -> SourceConfig:
+    """The source that an API client adds, marked as from the API. is_remote: a console calls for another machine.
 
     Resolved addresses are checked when the source is opened.
 
     Raises SourceNotAllowed for an invalid source, Refusal (403) for a file or device if clients may not add one, and
-    for a host that is not allowed, Refusal (400) for an address with hidden parts.
+    for a host that is not allowed, Refusal (400) for an address with hidden parts, or a name that cannot be printed.
     """
+    _check_name(config)
     if HIDDEN in config.uri:
         raise Refusal(400, f"the address has {HIDDEN} in place of a user and password; write them out")
     kind = kind_of(config.uri)
     if kind in (UriKind.FILE, UriKind.DEVICE):
-        if not options.is_local:
+        if not options.is_local or is_remote:
             raise Refusal(
-                403, "files and devices of this machine can be added only if the API listens on 127.0.0.1; give a URL"
+                403,
+                "files and devices of this machine can be added only if the API and the console listen on 127.0.0.1; "
+                "give a URL",
             )
     elif why := options.outbound.why_refused_unresolved(urlsplit(config.uri).hostname or ""):
         raise Refusal(403, why)
     return replace(config, is_from_api=True)
 
 
-def edited_source(options: StreamOptions, known: SourceConfig, access: ApiOptions) -> SourceConfig:
+def _check_name(config: SourceConfig) -> None:
+    """As in a settings file. Raises Refusal (400)."""
+    if not config.camera_name.isprintable():
+        raise Refusal(400, f"camera_name is {config.camera_name!r}; a printable text of one line is needed")
+
+
+def edited_source(
+    options: StreamOptions, known: SourceConfig, access: ApiOptions, *, is_remote: bool = False
+) -> SourceConfig:
     """The source that a client changes. Its address as it is shown stands for itself, with user and password.
 
     Another address is checked as that of a new source. Raises as `validated_source`.
     """
     config = options.config(known.source_id)
     if config.uri in (known.uri, redacted(known.uri)):
+        _check_name(config)
         return replace(config, uri=known.uri, is_from_api=known.is_from_api)
-    return validated_source(config, access)
+    return validated_source(config, access, is_remote=is_remote)
 
 
 def stream_of(statistics: SourceStatistics) -> Stream:
@@ -104,6 +116,11 @@ async def make(calls: Calls, options: ApiOptions, response: Response, making: Ma
     return saved
 
 
+async def _is_remote(request: Request) -> bool:
+    return bool(request.scope.get(REMOTE))
+
+
+IsRemote = Annotated[bool, Depends(_is_remote)]
 SourceId = Annotated[str, Path(pattern=SOURCE_ID, description="The source's id: DeepStream's camera_id.")]
 ERRORS: dict[int | str, dict[str, object]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 
@@ -117,8 +134,8 @@ def streams_router(control: PipelineControl, calls: Calls, probes: Calls, option
         return Streams(streams=[stream_of(each) for each in await calls.run(control.statistics)])
 
     @router.post("", status_code=201, summary="Add a source.")
-    async def add_stream(new: NewStream, response: Response) -> Added:
-        config = validated_source(new.config(new.source_id), options)
+    async def add_stream(new: NewStream, response: Response, is_remote: IsRemote) -> Added:
+        config = validated_source(new.config(new.source_id), options, is_remote=is_remote)
         saved = await make(calls, options, response, (SourceAdded(config), lambda: control.add(config)))
         response.headers["location"] = f"/v1/streams/{new.source_id}"
         return Added(source_id=new.source_id, saved=saved)
@@ -160,12 +177,13 @@ def _add_probe(router: APIRouter, control: PipelineControl, both: tuple[Calls, C
     calls, probes = both
 
     @router.post("/probe", summary="Open an address once: what it shows, and a picture.")
-    async def probe_address(asked: ProbeRequest) -> Probed:
+    async def probe_address(asked: ProbeRequest, is_remote: IsRemote) -> Probed:
         asked_options = StreamOptions(uri=asked.uri, is_udp=asked.is_udp, open_timeout_s=asked.open_timeout_s)
         if (source_id := asked.source_id) is not None:
-            config = edited_source(asked_options, await calls.run(lambda: control.config(source_id)), options)
+            known = await calls.run(lambda: control.config(source_id))
+            config = edited_source(asked_options, known, options, is_remote=is_remote)
         else:
-            config = validated_source(asked_options.config(PROBE_ID), options)
+            config = validated_source(asked_options.config(PROBE_ID), options, is_remote=is_remote)
         found = await probes.run(lambda: control.probe(config))
         return Probed.model_validate({**asdict(found), "jpeg": base64.b64encode(found.jpeg).decode()})
 
@@ -178,9 +196,9 @@ def _add_editing(router: APIRouter, control: PipelineControl, calls: Calls, opti
         return StreamOptions.model_validate({**values, "uri": redacted(config.uri)})
 
     @router.put("/{source_id}", summary="Another address or other options. Its rules and their counts stay.")
-    async def edit_stream(source_id: SourceId, edited: StreamOptions, response: Response) -> Added:
+    async def edit_stream(source_id: SourceId, edited: StreamOptions, response: Response, is_remote: IsRemote) -> Added:
         known = await calls.run(lambda: control.config(source_id))
-        config = edited_source(edited, known, options)
+        config = edited_source(edited, known, options, is_remote=is_remote)
         change = SourceChanged(config, is_new_address=config.uri != known.uri)
         saved = await make(calls, options, response, (change, lambda: control.change(config)))
         return Added(source_id=source_id, saved=saved)

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
+from penstock.port_policy import CLIENT_ADDRESS_HEADER
 from penstock.protocol.batch_reports import EXPLAIN_HEADER
 
 CONNECT_TIMEOUT_S = 5.0
@@ -97,7 +98,7 @@ class Proxy:
             return refusal
         answer: aiohttp.ClientResponse | None = None
         try:
-            answer = await _until_disconnect(request, self._ask(request, upstream, path, api_key))
+            answer = await _until_disconnect(request, self._ask(request, upstream, path, (api_key, address)))
         except (TimeoutError, aiohttp.ClientError, ssl.SSLError) as error:
             return _unanswered(upstream, error)
         finally:
@@ -123,7 +124,11 @@ class Proxy:
         if not self._calls_of_address[api, address]:
             del self._calls_of_address[api, address]
 
-    async def _ask(self, request: Request, upstream: Upstream, path: str, api_key: str) -> aiohttp.ClientResponse:
+    async def _ask(
+        self, request: Request, upstream: Upstream, path: str, client: tuple[str, str]
+    ) -> aiohttp.ClientResponse:
+        """client: its API key and address."""
+        api_key, address = client
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
             self._session = aiohttp.ClientSession(
@@ -135,6 +140,7 @@ class Proxy:
             )
         headers = {name: value for name, value in request.headers.items() if name in _SENT_ON}
         headers.setdefault("accept-encoding", "identity")
+        headers[CLIENT_ADDRESS_HEADER] = address
         if api_key:
             headers["x-api-key"] = api_key
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers

@@ -98,6 +98,8 @@ class RequestAuthentication:
                 scope[CREDENTIAL] = next(_credentials(headers), "")
                 has_key = bool(caller.key_name)
         if self._policy is not None:
+            if self._door is None and role is not None:
+                self._policy.check_without_keys(headers)
             self._policy.check(
                 scope["method"],
                 headers,
