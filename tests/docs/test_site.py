@@ -1,10 +1,7 @@
 """The documentation builds as a site, its links work, and its commands and tables are those of the programs."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,19 +15,9 @@ from penstock.vision import card, parameters, prepare_parameters
 from penstock.vision.layouts.registry import LAYOUTS
 from penstock_video.metrics import TABLE
 
+pytestmark = pytest.mark.xdist_group("docs")
 PAGES = sorted({*PUBLISHED, *(f"docs/{path.name}" for path in (CHECKOUT / "docs").glob("*.md"))} - {"docs/upgrade.md"})
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|…|\$|\[|\.\.\.|\||>|&|\(")  # completed by a person, of a shell, or a drawing
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. A strict build fails for a link or an anchor that leads nowhere."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [Path(sys.executable).parent / "mkdocs", "build", "-q", "-d", folder]
-    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 def test_site_has_every_page(site: Path) -> None:
