@@ -126,3 +126,17 @@ def test_uint8_pixels_have_no_mean_to_assume(tmp_path: Path) -> None:
         tmp_path / "m.onnx", {"out": numbers(1, 1000)}, image=(1, 3, 224, 224), image_type=TensorProto.UINT8
     )
     assert inspected(path).recognition.assumptions == (IMAGENET_LABELS,)
+
+
+@pytest.mark.parametrize("shape", ["17;3", ""])
+def test_skeleton_that_is_given_is_in_the_card_or_a_warning(tmp_path: Path, shape: str) -> None:
+    """Also where --parameter says that there are keypoints; without keypoints it is not dropped silently."""
+    width = 57 if shape else 6
+    rows = np.concatenate([np.sort(numbers(1, 300, 4), axis=-1) * 640, numbers(1, 300, width - 4)], axis=-1)
+    rows[..., 5] = 0
+    path = constant_model(tmp_path / "pose.onnx", {"output0": rows.astype(np.float32)}, image=(1, 3, 640, 640))
+    layout = "yolo-end2end-pose" if shape else "yolo-end2end"
+    hints = Hints(layout=layout, skeleton=((0, 1), (1, 2)), parameters={"keypoint-shape": shape} if shape else {})
+    found = inspect_file(path, hints).recognition
+    assert found.parameters.get("skeleton", "") == ("0-1;1-2" if shape else "")
+    assert any("no keypoints" in warning for warning in found.warnings) is not bool(shape)

@@ -97,7 +97,7 @@ def proposed_card(model: ModelSignature, match: LayoutMatch, corrected: Mapping[
         evidence=(*match.why, *_preprocessing_evidence(model, family), *_labels_evidence(model, labelled.names)),
         assumptions=(*_assumed_normalisation(model, family), *_assumed_labels(model, match, labelled.names)),
         questions=(*questions, *point_questions),
-        warnings=(*match.warnings, *labelled.warnings, *_size_warnings(model)),
+        warnings=(*match.warnings, *labelled.warnings, *_size_warnings(model), *_unused_points(model, match)),
     )
 
 
@@ -267,9 +267,21 @@ def _labels(model: ModelSignature, match: LayoutMatch) -> _Labels:
     return _Labels(questions=(Question(sentence, "--labels", is_blocking=False),), warnings=warnings)
 
 
+def _keypoint_shape(model: ModelSignature, match: LayoutMatch) -> str:
+    """The card parameter, empty for a network without keypoints."""
+    return model.hints.parameters.get("keypoint-shape", "") or match.card.get("keypoint-shape", "")
+
+
+def _unused_points(model: ModelSignature, match: LayoutMatch) -> tuple[str, ...]:
+    """A warning if names or a skeleton were given for keypoints that the network does not have."""
+    if _keypoint_shape(model, match) or not (model.hints.skeleton or model.hints.keypoint_names):
+        return ()
+    return ("the network has no keypoints, so their names and --skeleton are not used",)
+
+
 def _points(model: ModelSignature, match: LayoutMatch) -> tuple[dict[str, str], tuple[Question, ...]]:
     """Names and skeleton of the keypoints of a pose network."""
-    shape = match.card.get("keypoint-shape", "")
+    shape = _keypoint_shape(model, match)
     if not shape:
         return {}, ()
     count = int(shape.partition(";")[0])
