@@ -159,7 +159,7 @@ async def test_refused_login_is_logged_with_its_address_and_without_the_key() ->
         with structlog.testing.capture_logs() as logged:
             assert await browser.log_in("another-key") == 401
         (line,) = logged
-        assert (line["event"], line["address"], line["status"]) == ("login refused", "127.0.0.1", 401)
+        assert (line["event"], line["address"], line["status"]) == ("login rejected", "127.0.0.1", 401)
         assert "another-key" not in str(line)
 
 

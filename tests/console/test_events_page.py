@@ -61,7 +61,7 @@ def events_page(show: Show, store: str, path: str = "", **options: object) -> It
         page.route("**/video/**", answer)
         page.get_by_role("link", name="Events", exact=True).click()
         if path:
-            page.get_by_role("navigation", name="Parts of the events").get_by_role("link", name=path).click()
+            page.get_by_role("navigation", name="Event views").get_by_role("link", name=path).click()
         yield page
 
 
@@ -142,7 +142,7 @@ def test_names_from_rules_are_text(show: Show, store: str, tmp_path: Path) -> No
 def test_page_without_the_video_program_shows_how_to_start_it(show: Show) -> None:
     """The console's own sentence, and a command to copy."""
     with show("/events") as page:
-        expect(page.get_by_text("The video program does not run")).to_be_visible()
+        expect(page.get_by_text("The video program is not running")).to_be_visible()
         expect(page.get_by_role("button", name="Copy: penstock video run")).to_be_visible()
 
 

@@ -53,7 +53,7 @@ def test_run_is_started_watched_and_stopped_and_has_a_report(show: Show) -> None
     with show("/load") as page:
         page.get_by_label("Scenario", exact=True).select_option("image-burst")
         expect(page.get_by_text("does the queue drain in time?")).to_be_visible()
-        expect(page.get_by_text("It takes about")).to_be_visible()
+        expect(page.get_by_text("Duration: about")).to_be_visible()
         page.get_by_role("button", name="Start").click()
         expect(page.get_by_text("phase 1 of 3")).to_be_visible()
         expect(page.get_by_role("img", name="Latency: p99")).to_be_visible()
@@ -74,7 +74,7 @@ def test_two_runs_are_compared_and_names_are_text(show: Show) -> None:
         row = {"measure": "p99_ms", "unit": "ms", "a": 9, "b": 12, "sentence": HOSTILE, "is_larger_than_spread": True}
         found = {"a": "a", "b": "b", "rows": [row], "warnings": [HOSTILE], "changes": [HOSTILE]}
         page.route("**/comparison?**", lambda route: (asked.append(route.request.url), route.fulfill(json=found)))
-        expect(page.get_by_role("img", name="Rate: answered")).to_be_visible()
+        expect(page.get_by_role("img", name="Rate: throughput")).to_be_visible()
         compare = page.get_by_role("button", name="Compare the two")
         expect(compare).to_be_disabled()
         for box in page.get_by_role("checkbox").all():
@@ -92,7 +92,7 @@ def test_page_fits_and_is_accessible(show: Show, width: int) -> None:
     """At each width, and dark on the phone."""
     with show("/load", width=width, scheme="dark" if width == min(WIDTHS) else "light") as page:
         answer_runs(page, [run(2), run(1)])
-        expect(page.get_by_role("img", name="Rate: answered")).to_be_visible()
+        expect(page.get_by_role("img", name="Rate: throughput")).to_be_visible()
         assert horizontal_overflow(page) == 0
         assert serious_findings(page) == []
 
@@ -101,4 +101,4 @@ def test_reader_sees_which_role_it_needs(show_keyed: Show, keyed_console: KeyedC
     """Load tests are for admins."""
     with show_keyed("/load") as page:
         log_in(page, keyed_console.secrets["read"])
-        expect(page.get_by_text("need an API key with the role admin")).to_be_visible()
+        expect(page.get_by_text("require an API key with the role admin")).to_be_visible()

@@ -33,11 +33,11 @@ def test_findings_say_what_is_fine_and_what_to_do(show: Show) -> None:
     """Fine checks are folded; the machine can be examined again."""
     with show("/system") as page:
         page.get_by_role("link", name="Findings").click()
-        expect(page.get_by_text("checks are fine")).to_be_visible(timeout=TIMEOUT_MS)
-        page.get_by_text("checks are fine").click()
+        expect(page.get_by_text("checks passed")).to_be_visible(timeout=TIMEOUT_MS)
+        page.get_by_text("checks passed").click()
         expect(page.get_by_role("cell", name="engine").first).to_be_visible()
-        page.get_by_role("button", name="Examine again").click()
-        expect(page.get_by_text("Examined")).to_be_visible()
+        page.get_by_role("button", name="Run checks again").click()
+        expect(page.get_by_text("Checked")).to_be_visible()
         assert page.get_by_text("is taken by").count() == 0, "the stack's own ports are no fault"
 
 

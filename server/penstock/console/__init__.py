@@ -1,1 +1,1 @@
-"""The web console: pages for people. A client of the public REST APIs, in its own process on port 8003."""
+"""The web console: a client of the public REST APIs, in its own process on port 8003."""

@@ -1,4 +1,4 @@
-"""The console's HTTP application: its files, sessions, and calls forwarded to the gateway and the video program."""
+"""The console's ASGI application: serves its files, manages sessions, and forwards calls to the REST APIs."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from penstock.protocol.errors import HostNotAllowed, OriginNotAllowed, Unsupport
 GATEWAY, VIDEO = "/gateway", "/video"  # the first segment of a forwarded path
 MAX_SESSION_BODY_BYTES = 16 << 10
 _STATUS = {HostNotAllowed: 421, OriginNotAllowed: 403, UnsupportedMedia: 415}
-_BODIES_OF_ANY_TYPE = ("/image", "/infer", "/add")  # endings of paths whose body is not JSON
+_BODIES_OF_ANY_TYPE = ("/image", "/infer", "/add")  # suffixes of paths whose body need not be JSON
 log = get_logger("console")
 
 
@@ -30,11 +30,11 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleParts:
-    """What the application serves. has_tls: cookies are then sent over TLS only. clock: monotonic seconds.
-    session_body_s: until the body of a login has arrived.
+    """Dependencies and options of the application.
 
-    needs_key: calls are forwarded only with the key of a session. For a console whose own client certificate has roles:
-    a browser must not get them.
+    has_tls: the session cookie gets the Secure attribute. needs_key: calls are forwarded only with a session's API key;
+    set if the console has a client certificate, whose roles a browser must not get. clock: monotonic seconds.
+    session_body_s: timeout for the body of a login request.
     """
 
     gateway: Upstream
@@ -50,12 +50,12 @@ class ConsoleParts:
 
 
 class ConsoleApp:
-    """ASGI application. Every path that is not a file, a session or a forwarded call answers the index page."""
+    """ASGI application. Paths of pages, such as /streams/gate, return index.html; the browser renders the page."""
 
     def __init__(self, parts: ConsoleParts) -> None:
         self._parts = parts
         self._folders = {path.rpartition("/")[0] for path in parts.files}
-        # With the prefix a browser takes the cookie from this host and over TLS only, not from a sibling domain.
+        # Browsers accept a `__Host-` cookie only over TLS and from this host, not from a sibling domain.
         self._cookie = f"__Host-{COOKIE}" if parts.has_tls else COOKIE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,17 +63,17 @@ class ConsoleApp:
             return
         request = Request(scope, receive)
         try:
-            response = await self._answer(request)
-        except (HostNotAllowed, OriginNotAllowed, UnsupportedMedia) as refusal:
-            response = error_response(_STATUS[type(refusal)], str(refusal))
+            response = await self._respond(request)
+        except (HostNotAllowed, OriginNotAllowed, UnsupportedMedia) as error:
+            response = error_response(_STATUS[type(error)], str(error))
         except ClientDisconnect:
             return
         except Exception:
             log.exception("request failed", method=scope["method"], path=scope["path"][:200])
-            response = error_response(500, "the console failed; its log says why")
+            response = error_response(500, "internal error in the console; `penstock logs` shows the cause")
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> Response:
         path = request.scope["raw_path"].decode("latin-1")
         api_key = self._parts.sessions.key_of(request.cookies.get(self._cookie, ""), self._parts.clock())
         self._parts.policy.check(
@@ -87,13 +87,13 @@ class ConsoleApp:
         for prefix, upstream in ((GATEWAY, self._parts.gateway), (VIDEO, self._parts.video)):
             if path.startswith(f"{prefix}/"):
                 if self._parts.needs_key and not api_key:
-                    return error_response(401, "this console forwards calls only with an API key; enter one")
+                    return error_response(401, "this console requires an API key; log in with one")
                 target = path.removeprefix(prefix) + (f"?{query}" if query else "")
                 return await self._parts.proxy.forward(request, upstream, target, api_key)
         if path == "/session":
             return await self._session(request)
         if request.method not in ("GET", "HEAD"):
-            return error_response(405, f"{request.method} is not served at {path[:200]!r}")
+            return error_response(405, f"{request.method} is not allowed at {path[:200]!r}; allowed: GET, HEAD")
         if path == "/health/live":
             return Response(b'{"live": true}', 200, SECURITY_HEADERS, "application/json")
         if path == "/addresses":
@@ -113,42 +113,42 @@ class ConsoleApp:
         return Response(served.content, 200, headers, served.media_type)
 
     async def _session(self, request: Request) -> Response:
-        """POST begins a session with a key, after the gateway has accepted it; DELETE ends it."""
+        """POST starts a session if the gateway accepts the API key. DELETE ends the session."""
         sessions, token = self._parts.sessions, request.cookies.get(self._cookie, "")
         if request.method == "DELETE":
             sessions.end(token)
             return self._with_cookie(Response(status_code=204), "", 0)
         if request.method != "POST":
-            return error_response(405, f"{request.method} is not served at '/session'; POST and DELETE are")
+            return error_response(405, f"{request.method} is not allowed at '/session'; allowed: POST, DELETE")
         body = bytearray()
         try:
             async with asyncio.timeout(self._parts.session_body_s):
                 async for part in request.stream():
                     body += part
                     if len(body) > MAX_SESSION_BODY_BYTES:
-                        return error_response(413, f"the body is longer than {MAX_SESSION_BODY_BYTES} bytes")
+                        return error_response(413, f"the body exceeds {MAX_SESSION_BODY_BYTES} bytes")
         except TimeoutError:
             return error_response(408, f"the body did not arrive within {self._parts.session_body_s:g} s")
         try:
             api_key = msgspec.json.decode(bytes(body), type=_Key).api_key.strip()
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return error_response(400, 'the body is not {"api_key": "…"}')
+            return error_response(400, 'the body must be JSON: {"api_key": "…"}')
         if not api_key or not api_key.isascii() or not api_key.isprintable():
-            return error_response(400, "the key is empty or has characters that a header cannot carry; enter the key")
-        refusal = await self._refusal_of(request, api_key)
-        if refusal is not None:
-            return refusal
+            return error_response(400, "the API key is empty or not printable ASCII; enter it as it was issued")
+        rejection = await self._rejection(request, api_key)
+        if rejection is not None:
+            return rejection
         sessions.end(token)
-        begun = sessions.begin(api_key, self._parts.clock())
-        return self._with_cookie(Response(status_code=204), begun, int(IDLE_S))
+        new_token = sessions.begin(api_key, self._parts.clock())
+        return self._with_cookie(Response(status_code=204), new_token, int(IDLE_S))
 
-    async def _refusal_of(self, request: Request, api_key: str) -> Response | None:
-        """The gateway's answer if it does not accept the key."""
+    async def _rejection(self, request: Request, api_key: str) -> Response | None:
+        """The gateway's error response if it rejects the API key, else None."""
         bare = Request({**request.scope, "method": "GET", "headers": []})
         answer = await self._parts.proxy.forward(bare, self._parts.gateway, "/v1/identity", api_key)
         if answer.status_code != 200:
             address = request.client.host if request.client is not None else ""
-            log.warning("login refused", address=address, status=answer.status_code)
+            log.warning("login rejected", address=address, status=answer.status_code)
             return answer
         if isinstance(answer, Forwarded):
             answer.close()

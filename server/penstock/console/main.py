@@ -1,4 +1,4 @@
-"""Composes the console's process: options, sockets, TLS, and the application."""
+"""Runs the console: composes options, sockets, TLS and the ASGI application."""
 
 import asyncio
 import contextlib
@@ -28,11 +28,11 @@ log = get_logger("console")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleOptions:
-    """Options of the console's process.
+    """Options of the console.
 
-    listen_fds: listening sockets that it inherited; host and port are then only the names that it has. allowed_hosts:
-    see BrowserPolicy. upstream_cert: PEM file with the certificate of the gateway and the video program, if browsers'
-    programs do not trust its CA.
+    listen_fds: file descriptors of inherited listening sockets; host and port are then not bound. allowed_hosts: see
+    BrowserPolicy. upstream_cert: PEM file with the certificate of the gateway and the video program, for a certificate
+    that no trusted CA has signed.
     """
 
     host: str = "127.0.0.1"
@@ -46,18 +46,19 @@ class ConsoleOptions:
 
 
 async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT. announce: called with the URL when it listens.
+    """Serves until SIGTERM or SIGINT. announce: called with the console's URL once it listens.
 
-    Raises PortTaken, TlsFileError, ValueError for a host that no browser would send.
+    Raises PortTaken, TlsFileError, and ValueError for a malformed allowed host.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     certificates = Certificates(options.tls) if options.tls is not None else None
-    trusts = _trust(options.upstream_cert)
+    upstream_tls = _upstream_tls(options.upstream_cert)
+    gateway_url, video_url = options.gateway_url.rstrip("/"), options.video_url.rstrip("/")
     parts = ConsoleParts(
-        gateway=Upstream("gateway", options.gateway_url.rstrip("/"), "start it with `penstock up`", trusts),
-        video=Upstream("video program", options.video_url.rstrip("/"), "start it with `penstock up --video`", trusts),
+        gateway=Upstream("gateway", gateway_url, "start it with `penstock up`", upstream_tls),
+        video=Upstream("video program", video_url, "start it with `penstock up --video`", upstream_tls),
         files=read_static_files(),
         policy=BrowserPolicy(options.host, options.allowed_hosts),
         has_tls=certificates is not None,
@@ -72,7 +73,7 @@ async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]
     )
     listener.start()
     scheme = "https" if certificates is not None else "http"
-    announce(f"{scheme}://{_shown(options.host)}:{listener.port}/")
+    announce(f"{scheme}://{_url_host(options.host)}:{listener.port}/")
     await stop.wait()
     await listener.stop(GRACE_S)
     await parts.proxy.aclose()
@@ -82,33 +83,36 @@ def _sockets(options: ConsoleOptions) -> Sockets:
     if not options.listen_fds:
         return bind_all(options.host, options.port, flag="--port")
     inherited = tuple(socket.socket(fileno=descriptor) for descriptor in options.listen_fds)
-    for each in inherited:
-        each.set_inheritable(False)
+    for listening in inherited:
+        listening.set_inheritable(False)
     return inherited
 
 
-def _trust(certificate: Path | None) -> Callable[[], ssl.SSLContext]:
-    """A TLS context for calls of the APIs. certificate: trusted itself, under any name; read again when it changes."""
+def _upstream_tls(certificate: Path | None) -> Callable[[], ssl.SSLContext]:
+    """Returns TLS contexts for calls of the APIs.
+
+    certificate: PEM file. The certificate is trusted for any host name, and read again when the file changes.
+    """
     contexts: dict[int, ssl.SSLContext] = {}
 
     def context() -> ssl.SSLContext:
-        changed_at = 0
+        modified_ns = 0
         if certificate is not None:
             with contextlib.suppress(OSError):
-                changed_at = certificate.stat().st_mtime_ns
-        if changed_at not in contexts:
+                modified_ns = certificate.stat().st_mtime_ns
+        if modified_ns not in contexts:
             made = client_context()
             if certificate is not None:
                 made.check_hostname = False
                 made.load_verify_locations(certificate)
                 made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             contexts.clear()
-            contexts[changed_at] = made
-        return contexts[changed_at]
+            contexts[modified_ns] = made
+        return contexts[modified_ns]
 
     return context
 
 
-def _shown(host: str) -> str:
-    shown = connectable_host(host)
-    return f"[{shown}]" if ":" in shown else shown
+def _url_host(host: str) -> str:
+    connectable = connectable_host(host)
+    return f"[{connectable}]" if ":" in connectable else connectable

@@ -1,4 +1,4 @@
-"""The console's files: HTML, CSS and ES modules, read once at start, and the policy under which browsers run them."""
+"""The console's static files (HTML, CSS, ES modules), read once at start, and their security headers."""
 
 import hashlib
 import mimetypes
@@ -21,7 +21,7 @@ SECURITY_HEADERS = {
             "form-action 'none'",
             "base-uri 'none'",
             "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",  # innerHTML and its kind throw
+            "require-trusted-types-for 'script'",  # assigning a string to innerHTML throws TypeError
             "trusted-types 'none'",
         )
     ),
@@ -37,7 +37,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file of the console. etag: of its content."""
+    """A static file. etag: derived from the content."""
 
     content: bytes
     media_type: str
@@ -45,7 +45,7 @@ class StaticFile:
 
 
 def read_static_files() -> Mapping[str, StaticFile]:
-    """All files, by their path below `static`, such as "pages/models.js"."""
+    """All static files by path relative to `static`, such as "pages/models.js"."""
     return dict(_read(files("penstock.console") / "static", ""))
 
 

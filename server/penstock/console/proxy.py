@@ -21,9 +21,9 @@ from penstock.port_policy import CLIENT_ADDRESS_HEADER
 from penstock.protocol.batch_reports import EXPLAIN_HEADER
 
 CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 300.0  # between two reads: adding a model answers when its trial is done
-MAX_CALLS = 256  # of an API at once, over all browsers
-MAX_CALLS_OF_ADDRESS = 128  # of them, of one address
+READ_TIMEOUT_S = 300.0  # between two reads; adding a model responds only after its trial inference
+MAX_CALLS = 256  # concurrent calls per API, of all browsers
+MAX_CALLS_OF_ADDRESS = 128  # concurrent calls per API and client address
 CHUNK_BYTES = 256 << 10
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 _SENT_ON = frozenset(
@@ -34,7 +34,7 @@ _RETURNED = (
     *("content-type", "content-length", "content-encoding", "content-disposition", "content-range", "accept-ranges"),
     *("cache-control", "etag", "last-modified", "retry-after", "location"),
 )
-# A document that an API sends (a report) runs no script, and calls nothing.
+# Documents from an API, such as a load report, cannot run scripts or send requests.
 ANSWER_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'self'; sandbox",
@@ -48,7 +48,10 @@ _DOT_SEGMENT = re.compile(r"[/\\]\.{1,2}(?:[/\\]|\Z)")
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """An API behind the console. name: for messages. tls: returns the context for https; None for the system's CAs."""
+    """A REST API that the console forwards to.
+
+    name: for messages. tls: returns the TLS context for https; None for the system's CAs.
+    """
 
     name: str
     url: str
@@ -57,27 +60,27 @@ class Upstream:
 
 
 def error_response(status: int, text: str) -> Response:
-    """An error in the form that both APIs use."""
+    """An error response in the JSON format of both APIs."""
     body = json.dumps({"error": text}).encode()
     return Response(body, status, {**ANSWER_HEADERS, "cache-control": "no-store"}, "application/json")
 
 
 def is_served(path: str) -> bool:
-    """Whether the console forwards a path of an API. path: as received, neither decoded nor normalised."""
+    """Whether the console forwards calls to this API path. path: raw, neither decoded nor normalised."""
     return SERVED_PATH.match(path) is not None and _DOT_SEGMENT.search(unquote(path)) is None
 
 
 class Proxy:
-    """Forwards calls. Bodies and answers are streamed; nothing is retried, redirects are not followed."""
+    """Forwards calls. Request and response bodies are streamed. No retries; redirects are not followed."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
-        self._calls: Counter[str] = Counter()  # by the API's name
-        self._calls_of_address: Counter[tuple[str, str]] = Counter()  # by the API's name and the browser's address
+        self._calls: Counter[str] = Counter()  # by API name
+        self._calls_of_address: Counter[tuple[str, str]] = Counter()  # by API name and client address
 
     @property
     def call_count(self) -> int:
-        """Calls that run."""
+        """Calls in progress."""
         return self._calls.total()
 
     async def aclose(self) -> None:
@@ -85,34 +88,35 @@ class Proxy:
             await self._session.close()
 
     async def forward(self, request: Request, upstream: Upstream, path: str, api_key: str) -> Response:
-        """The API's answer. path: with its query, as received. api_key: empty for none.
+        """The API's response. path: raw, with the query string. api_key: empty for none.
 
         Raises ClientDisconnect.
         """
         if not is_served(path.partition("?")[0]):
             return error_response(404, f"the console does not forward {path[:200]!r}")
         if request.method not in METHODS:
-            return error_response(405, f"the console does not forward {request.method}; it does {', '.join(METHODS)}")
+            return error_response(405, f"{request.method} is not allowed; allowed: {', '.join(METHODS)}")
         address = request.client.host if request.client is not None else ""
-        if refusal := self._begin(upstream.name, address):
-            return refusal
+        if rejection := self._begin(upstream.name, address):
+            return rejection
         answer: aiohttp.ClientResponse | None = None
         try:
-            answer = await _until_disconnect(request, self._ask(request, upstream, path, (api_key, address)))
+            answer = await _until_disconnect(request, self._send(request, upstream, path, (api_key, address)))
         except (TimeoutError, aiohttp.ClientError, ssl.SSLError) as error:
-            return _unanswered(upstream, error)
+            return _bad_gateway(upstream, error)
         finally:
             if answer is None:
                 self._end(upstream.name, address)
         return Forwarded(answer, lambda: self._end(upstream.name, address))
 
     def _begin(self, api: str, address: str) -> Response | None:
-        """Counts a call; the refusal at a limit."""
+        """Counts the call. At a limit the call is not counted, and an error response is returned."""
         count, of_address = self._calls[api], self._calls_of_address[api, address]
         if count >= MAX_CALLS:
-            return error_response(503, f"{count} calls of the {api} run through the console (limit {MAX_CALLS}); retry")
+            text = f"{count} calls to the {api} in progress in the console (limit {MAX_CALLS}); retry later"
+            return error_response(503, text)
         if of_address >= MAX_CALLS_OF_ADDRESS:
-            text = f"{of_address} calls from {address} run through the console (limit {MAX_CALLS_OF_ADDRESS}); retry"
+            text = f"{of_address} calls from {address} in progress (limit {MAX_CALLS_OF_ADDRESS}); retry later"
             return error_response(503, text)
         self._calls[api] += 1
         self._calls_of_address[api, address] += 1
@@ -124,7 +128,7 @@ class Proxy:
         if not self._calls_of_address[api, address]:
             del self._calls_of_address[api, address]
 
-    async def _ask(
+    async def _send(
         self, request: Request, upstream: Upstream, path: str, client: tuple[str, str]
     ) -> aiohttp.ClientResponse:
         """client: its API key and address."""
@@ -135,7 +139,7 @@ class Proxy:
                 timeout=timeout,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(limit=0),  # _begin limits
+                connector=aiohttp.TCPConnector(limit=0),  # `_begin` enforces the limit
                 read_bufsize=CHUNK_BYTES,
             )
         headers = {name: value for name, value in request.headers.items() if name in _SENT_ON}
@@ -155,7 +159,7 @@ class Proxy:
 
 
 class Forwarded(StreamingResponse):
-    """An API's answer on its way to the browser. ended: called once, when nothing more is read of it."""
+    """Streams an API's response to the browser. ended: called once the API's connection is closed."""
 
     def __init__(self, answer: aiohttp.ClientResponse, ended: Callable[[], None]) -> None:
         headers = {name: value for name, value in answer.headers.items() if _is_returned(name.lower())}
@@ -165,11 +169,11 @@ class Forwarded(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        finally:  # not in the generator, which a browser that has left never starts
+        finally:  # not in `_content`: the generator never starts if the browser has disconnected
             self.close()
 
     def close(self) -> None:
-        """Ends the call of the API."""
+        """Closes the connection to the API."""
         self._answer.close()
         self._ended()
 
@@ -178,23 +182,23 @@ class Forwarded(StreamingResponse):
             async for chunk in answer.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError):
-            raise asyncio.CancelledError from None  # cuts the browser's connection: the answer is not complete
+            raise asyncio.CancelledError from None  # closes the browser's connection, as the response is incomplete
 
 
 async def _until_disconnect(
-    request: Request, asking: Coroutine[Any, Any, aiohttp.ClientResponse]
+    request: Request, call: Coroutine[Any, Any, aiohttp.ClientResponse]
 ) -> aiohttp.ClientResponse:
-    """The answer; the call is cancelled, and ClientDisconnect raised, once the browser has left.
+    """The result of `call`. If the browser disconnects, cancels the call and raises ClientDisconnect.
 
-    An API that hangs would otherwise hold a call for each browser that gave up.
+    Without this, calls to an API that hangs would stay in progress after their browsers have disconnected.
     """
     served: ServedRequest = request.scope[SERVED_REQUEST]
-    task = asyncio.ensure_future(asking)
+    task = asyncio.ensure_future(call)
 
-    def leave() -> None:
+    def cancel() -> None:
         task.cancel()
 
-    served.watch(leave)
+    served.watch(cancel)
     try:
         return await task
     except asyncio.CancelledError:
@@ -209,8 +213,9 @@ def _is_returned(name: str) -> bool:
     return name in _RETURNED or name.startswith(_RETURNED_PREFIX)
 
 
-def _unanswered(upstream: Upstream, error: Exception) -> Response:
-    why = "it did not answer in time" if isinstance(error, TimeoutError) else "it cannot be reached"
+def _bad_gateway(upstream: Upstream, error: Exception) -> Response:
+    reason = "timed out" if isinstance(error, TimeoutError) else "cannot connect"
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError | ssl.SSLError):
-        why = "its TLS certificate is not trusted here, or it requires a client certificate"
-    return error_response(502, f"no answer from the {upstream.name} at {upstream.url}: {why}; {upstream.start_hint}")
+        reason = "its TLS certificate is not trusted, or it requires a client certificate"
+    text = f"no response from the {upstream.name} at {upstream.url}: {reason}; {upstream.start_hint}"
+    return error_response(502, text)

@@ -1,4 +1,4 @@
-"""Sessions of browsers: the API key that a person entered once stays in this process. Sans-IO: `now` is an argument."""
+"""Browser sessions: store the API key entered at login; it never leaves this process. Sans-IO: `now` is a parameter."""
 
 import secrets
 from collections import OrderedDict
@@ -17,7 +17,7 @@ class _Session:
 
 
 class Sessions:
-    """API keys by session token. At most MAX_SESSIONS; the longest unused one is dropped first."""
+    """API keys by session token. Beyond MAX_SESSIONS the least recently used session ends."""
 
     def __init__(self) -> None:
         self._by_token: OrderedDict[str, _Session] = OrderedDict()
@@ -26,7 +26,7 @@ class Sessions:
         return len(self._by_token)
 
     def begin(self, api_key: str, now: float) -> str:
-        """A new session; returns its token. now: monotonic seconds."""
+        """Starts a session and returns its token. now: monotonic seconds."""
         while len(self._by_token) >= MAX_SESSIONS:
             self._by_token.popitem(last=False)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
@@ -34,7 +34,7 @@ class Sessions:
         return token
 
     def key_of(self, token: str, now: float) -> str:
-        """The API key of the session, which counts as used; empty if there is no such session, or it is too old."""
+        """The session's API key, or "" if the token is unknown or was unused for IDLE_S. Restarts the idle time."""
         session = self._by_token.get(token)
         if session is None:
             return ""
@@ -46,5 +46,5 @@ class Sessions:
         return session.api_key
 
     def end(self, token: str) -> None:
-        """Forgets the session, if there is one."""
+        """Ends the session, if it exists."""
         self._by_token.pop(token, None)

@@ -1,8 +1,8 @@
-/** The REST APIs of the gateway (port 8000) and the video program (port 8010), as the console forwards them. */
+/** Clients of the REST APIs of the gateway (port 8000) and the video program (port 8010). The console forwards the calls. */
 
 import {visible} from "/dom.js";
 
-/** An error response. message: the server's own sentence. status: of HTTP; 0 if there was no response. */
+/** An error response. message: the server's error message. status: HTTP status; 0 without a response. */
 export class ApiError extends Error {
   constructor(status, message, retryAfterS = null) {
     super(visible(message));
@@ -27,16 +27,16 @@ function client(prefix) {
     try {
       response = await fetch(prefix + path, options);
     } catch (error) {
-      if (error.name === "TimeoutError") throw new ApiError(0, `no answer within ${timeoutMs / 1000} s`);
+      if (error.name === "TimeoutError") throw new ApiError(0, `no response within ${timeoutMs / 1000} s; try again`);
       if (error.name === "AbortError") throw error;
-      throw new ApiError(0, "the console does not answer; is the stack still running?");
+      throw new ApiError(0, "no response from the console; check with `penstock status` that it is running");
     }
     if (!response.ok) throw await errorOf(response);
     return response;
   }
   return {
     call,
-    /** The address of a resource, for images and links. */
+    /** The URL of a resource, for images and links. */
     url: path => prefix + path,
     get: async (path, options) => (await call("GET", path, options)).json(),
     post: async (path, options) => parsed(await call("POST", path, options)),
@@ -86,7 +86,7 @@ async function errorOf(response) {
   try {
     message = (await response.json()).error ?? message;
   } catch {
-    // not JSON: the status is all there is
+    // not JSON: report the HTTP status only
   }
   if (response.status === 401) document.dispatchEvent(new CustomEvent("needs-key", {detail: message}));
   return new ApiError(response.status, message, Number(response.headers.get("retry-after")) || null);
@@ -95,7 +95,7 @@ async function errorOf(response) {
 export const gateway = client("/gateway");
 export const video = client("/video");
 
-/** Begins a session with an API key. The key stays in the console's process. */
+/** Starts a session with an API key. The console's process stores the key, not the browser. */
 export async function login(apiKey) {
   const response = await fetch("/session", {
     method: "POST",
@@ -112,7 +112,7 @@ export async function logout() {
 /** {client, roles} of the session. */
 export const identity = () => gateway.get("/v1/identity");
 
-/** A path with its query; parameters that are null, undefined or "" are left out. */
+/** A path with a query string. Parameters that are null, undefined or "" are omitted. */
 export function withQuery(path, parameters) {
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();

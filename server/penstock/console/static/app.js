@@ -1,4 +1,4 @@
-/** The console's frame: navigation, theme, login, and the page that the address names. */
+/** Navigation, theme, login, and the router: shows the page for the current URL. */
 
 import {h, replace} from "/dom.js";
 import {identity, login, logout} from "/api.js";
@@ -19,7 +19,7 @@ function pageOf(path) {
   return PAGES.find(page => path === page.path || path.startsWith(`${page.path}/`)) ?? PAGES[0];
 }
 
-/** Shows the page of the current address. */
+/** Renders the page for the current URL. */
 async function show() {
   const path = location.pathname;
   const page = pageOf(path);
@@ -43,7 +43,7 @@ async function show() {
   }
 }
 
-/** Goes to a path of the console. */
+/** Navigates to a path of the console. */
 export function go(path) {
   history.pushState(null, "", path);
   show().then(() => document.querySelector("main h1")?.focus());
@@ -77,7 +77,7 @@ function themeButton() {
 
 let openLogin = null;
 
-/** Asks for an API key, once at a time. */
+/** Opens the login dialog, unless it is already open. */
 function askForKey(reason) {
   if (openLogin?.open) return;
   const input = h("input", {type: "password", autocomplete: "off", spellcheck: "false"});
@@ -86,7 +86,7 @@ function askForKey(reason) {
     await showIdentity();
     show();
   };
-  openLogin = dialog("API key", [h("p", {}, reason), field("API key", input, "It stays in the console's process, until you log out or for 12 hours.")], [{text: "Log in", kind: "primary", run: enter}]);
+  openLogin = dialog("API key", [h("p", {}, reason), field("API key", input, "Stored in the memory of the console's process until you log out, or for 12 hours without use.")], [{text: "Log in", kind: "primary", run: enter}]);
   input.addEventListener("keydown", event => {
     if (event.key === "Enter") openLogin.querySelector("button.primary").click();
   });

@@ -1,4 +1,4 @@
-/** Charts in SVG. Colors come from classes (console.css), numbers from the caller. */
+/** SVG charts. console.css sets the colors. */
 
 import {h, s} from "/dom.js";
 import {shown} from "/widgets.js";
@@ -10,9 +10,9 @@ const TOP = 10;
 const BOTTOM = 24;
 
 /**
- * Lines over x. series: [{name, points: [[x, y], …]}], y null for a gap. x: a time in seconds or a number, shown by
- * `xText`. limit: a horizontal line, such as an SLO. width: CSS pixels that it gets, so that its texts are legible.
- * Returns a figure with its legend.
+ * A line chart with a legend. series: [{name, points: [[x, y], …]}]; y is null for a gap. xText: formats the ticks of
+ * the x axis. limit: y of a horizontal line, such as an SLO. width: expected width in CSS pixels, which sets the size
+ * of the text.
  */
 export function lineChart({title, series, unit = "", width = WIDTH, height = 200, xText = shown, limit = null, yMax = null}) {
   const all = series.flatMap(one => one.points);
@@ -37,7 +37,7 @@ export function lineChart({title, series, unit = "", width = WIDTH, height = 200
   return h("figure", {class: "chart"}, h("figcaption", {}, title, unit ? h("span", {class: "quiet"}, ` (${unit})`) : null), drawing, h("div", {class: "legend"}, legend));
 }
 
-/** Horizontal bars. rows: [{name, value, text?}]. */
+/** A horizontal bar chart. rows: [{name, value, text?}]. */
 export function barChart({title, rows, unit = ""}) {
   const most = Math.max(...rows.map(row => row.value), 1e-9);
   const lines = rows.map(row => {
@@ -47,7 +47,7 @@ export function barChart({title, rows, unit = ""}) {
   return h("figure", {class: "chart"}, h("figcaption", {}, title), h("ul", {class: "bars"}, lines));
 }
 
-/** One bar of stages that follow each other. stages: [{name, value}]. */
+/** One bar that is split into consecutive stages. stages: [{name, value}]. */
 export function stageBar({title, stages, unit = "ms"}) {
   const total = stages.reduce((sum, stage) => sum + stage.value, 0) || 1;
   let begin = 0;
@@ -65,7 +65,7 @@ function extent(values) {
   return [Math.min(...values), Math.max(...values)];
 }
 
-/** The next of 1, 2, 2.5, 5, 10 times a power of ten. */
+/** The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is at least `value`. */
 function niceCeiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));

@@ -1,15 +1,15 @@
-/** Elements from data. Text is always text: nothing here parses HTML, so names from users and cameras cannot inject any. */
+/** Creates elements. Nothing here parses HTML, so names of models, cameras and files cannot inject markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const SAFE_URL = /^(?:[/#?]|https?:\/\/|blob:|data:image\/|rtsps?:\/\/)/;
 
-// Characters that no one sees, or that change the order of the text beside them
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+// Control characters, and characters that change the direction of text
+const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
 
-/** The text with such characters written as \\u202e. */
-export const visible = text => text.replace(UNSEEN, one => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+/** The text with control and direction characters escaped, such as \\u202e. */
+export const visible = text => text.replace(INVISIBLE, one => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
-/** An HTML element. attributes: `onclick` and its kind take functions, true sets an empty attribute, null and false leave it out. */
+/** An HTML element. attributes: on… takes an event listener; true sets an empty attribute; null and false omit it. */
 export function h(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -35,7 +35,7 @@ function fill(element, attributes, children) {
 const parts = children => children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false).map(child => (child instanceof Node ? child : visible(String(child))));
 
 function safeUrl(url) {
-  if (!SAFE_URL.test(url)) throw new Error(`not an address that a page may link to: ${url.slice(0, 100)}`);
+  if (!SAFE_URL.test(url)) throw new Error(`URL scheme not allowed in a link: ${url.slice(0, 100)}`);
   return url;
 }
 

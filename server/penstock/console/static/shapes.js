@@ -1,8 +1,8 @@
-/** Lines, zones and directions over a picture: drawn, moved by mouse and arrow keys, and read from and into rules. */
+/** Draws and edits lines, zones and directions on a camera's image, and converts them from and to rules. */
 
 import {h, replace, s} from "/dom.js";
 
-/** Kinds of rules in DeepStream's words. key: where the points stand. isZone: a polygon. */
+/** Kinds of rules, by the section name of nvdsanalytics. key: the rule's field with the points. isZone: a polygon. */
 export const KINDS = {
   "line-crossing": {title: "Line crossing", key: "line", isZone: false},
   "roi-filtering": {title: "Zone (ROI filtering)", key: "roi", isZone: true},
@@ -10,19 +10,19 @@ export const KINDS = {
   dwell: {title: "Zone: dwell time", key: "roi", isZone: true},
   "direction-detection": {title: "Direction", key: "direction", isZone: false},
 };
-const STEP = 0.01; // of the picture's width, an arrow key
-const FINE = 0.001; // with Shift
+const STEP = 0.01; // movement per arrow key, as a fraction of the image's width or height
+const FINE = 0.001; // the same with Shift
 
 const listOf = value => (Array.isArray(value) ? value : value ? [value] : []);
 
-/** The size in which a section's points are given: [1, 1] if they are relative. picture: [width, height]. */
+/** The frame size to which a section's points refer; [1, 1] for relative points. picture: [width, height]. */
 function unitOf(section, picture) {
   const points = Object.keys(KINDS).flatMap(kind => listOf(section[kind]).flatMap(rule => [...listOf(rule[KINDS[kind].key]), ...listOf(rule.direction)]));
   if (points.every(([x, y]) => x >= 0 && x <= 1 && y >= 0 && y <= 1)) return [1, 1];
   return section["config-width"] ? [section["config-width"], section["config-height"]] : picture;
 }
 
-/** Shapes of a section: [{kind, rule, points}] with points from 0 to 1. */
+/** The shapes of a section: [{kind, rule, points}]. Points are relative, from 0 to 1. */
 export function shapesOf(section, picture) {
   const [width, height] = unitOf(section, picture);
   return Object.keys(KINDS).flatMap(kind =>
@@ -30,7 +30,7 @@ export function shapesOf(section, picture) {
   );
 }
 
-/** The section with these shapes. What else it has, and the unit of its points, stay. */
+/** A copy of the section with these shapes. Its other fields and the unit of its points do not change. */
 export function sectionOf(section, shapes, picture) {
   const [width, height] = unitOf(section, picture);
   const round = (value, size) => (size === 1 ? Number(value.toFixed(4)) : Math.round(value * size));
@@ -43,15 +43,15 @@ export function sectionOf(section, shapes, picture) {
   return made;
 }
 
-/** Points for a shape that is placed without a mouse. */
+/** Points of a new shape that is placed without a mouse. */
 export function middle(kind) {
   if (KINDS[kind].isZone) return [[0.3, 0.4], [0.7, 0.4], [0.7, 0.8], [0.3, 0.8]];
   return kind === "direction-detection" ? [[0.35, 0.6], [0.65, 0.6]] : [[0.25, 0.6], [0.75, 0.6]];
 }
 
 /**
- * A drawing over a picture. `show(shapes, selected)`: draws them; the points of the selected one can be moved.
- * `draw(kind, done)`: collects points by clicks. changed(): a point of the selected shape was moved.
+ * An SVG overlay on an image. `show(shapes, selected)` draws the shapes; the points of the selected one can be moved.
+ * `draw(shape, done)` collects points by clicks. changed(): called after a point was moved.
  */
 export function overlay({size, changed}) {
   const [width, height] = size;
@@ -111,7 +111,7 @@ export function overlay({size, changed}) {
     return dot;
   }
 
-  /** Draws all shapes; moved: a handle that stays, as it has the focus. */
+  /** Draws all shapes. moved: the focused handle; handles are then repositioned, not replaced. */
   function render(moved = null) {
     const {shapes, selected} = last;
     const lines = shapes.flatMap(shape => outline(shape, shape === selected));
@@ -147,7 +147,7 @@ export function overlay({size, changed}) {
       element.classList.toggle("drawing", Boolean(drawing));
       render();
     },
-    /** Collects the shape's points by clicks; done() follows the last one of a line. */
+    /** Collects the shape's points by clicks. done(): called after the second point of a line. */
     draw(shape, done) {
       drawing = {shape, done};
       element.classList.add("drawing");

@@ -1,19 +1,20 @@
-/** The form of a camera: its address is tried, and a picture shown, before it is added or changed. */
+/** The form that adds or edits a camera. It tests the address first and shows a frame. */
 
 import {h, replace} from "/dom.js";
 import {video} from "/api.js";
 import {button, dialog, field, shown, toast} from "/widgets.js";
 
-const TRY_MS = 45_000;
+const PROBE_TIMEOUT_MS = 45_000;
 
-/** Whether a change will be there after a restart, from its response. */
+/** A sentence: was the change written to the settings file? */
 export function savedText(response) {
   const saved = response.headers.get("x-penstock-saved");
-  if (saved === "yes") return "The settings file has it.";
-  return saved === "failed" ? "It could not be saved: the log says why." : "It lasts until the video program ends, which runs without --save-changes.";
+  if (saved === "yes") return "Saved to the settings file.";
+  if (saved === "failed") return "Not saved to the settings file: `penstock logs` shows the cause.";
+  return "Not saved: a restart undoes it. Start the video program with --save-changes to save changes.";
 }
 
-/** Opens the form. source: the ID of a camera to change; none for a new one. done(): after the change. */
+/** Opens the form. source: ID of the camera to edit; null adds a camera. done(): called after the change. */
 export async function openCamera({source = null, done}) {
   let known = {};
   if (source !== null) {
@@ -32,20 +33,20 @@ export async function openCamera({source = null, done}) {
     return {box, element: h("label", {class: "check"}, box, ` ${text}`)};
   };
   const udp = check("is_udp", "RTSP over UDP");
-  const realtime = check("is_realtime", "Play a file at its own speed");
-  const loop = check("is_loop", "Begin a file anew at its end");
+  const realtime = check("is_realtime", "Play a file in real time");
+  const loop = check("is_loop", "Loop a file");
   const result = h("div", {class: "probe", role: "status"});
-  let tried = null;
-  const trial = () => JSON.stringify([uri.value.trim(), udp.box.checked]);
+  let tested = null;
+  const address = () => JSON.stringify([uri.value.trim(), udp.box.checked]);
 
-  async function attempt() {
+  async function probe() {
     replace(result, h("p", {class: "quiet"}, "Opening the address …"));
     const body = {uri: uri.value.trim(), is_udp: udp.box.checked, ...(source === null ? {} : {source_id: source})};
     try {
-      const found = await video.post("/v1/streams/probe", {json: body, timeoutMs: TRY_MS});
+      const found = await video.post("/v1/streams/probe", {json: body, timeoutMs: PROBE_TIMEOUT_MS});
       const facts = [`${found.width} × ${found.height}`, found.codec, found.fps ? `${shown(found.fps)} fps` : null, found.is_live ? "live" : "file"].filter(Boolean).join(", ");
-      replace(result, h("img", {src: `data:image/jpeg;base64,${found.jpeg}`, alt: "A picture of this address"}), h("p", {}, facts));
-      tried = trial();
+      replace(result, h("img", {src: `data:image/jpeg;base64,${found.jpeg}`, alt: "A frame from this address"}), h("p", {}, facts));
+      tested = address();
     } catch (error) {
       replace(result);
       throw error;
@@ -56,25 +57,25 @@ export async function openCamera({source = null, done}) {
     const response = source === null
       ? await video.call("POST", "/v1/streams", {json: {...json, source_id: id.value.trim()}})
       : await video.call("PUT", `/v1/streams/${encodeURIComponent(source)}`, {json});
-    toast(`${name.value.trim() || id.value.trim()} is ${source === null ? "added" : "changed"}. ${savedText(response)}`, "good");
+    toast(`${source === null ? "Added" : "Changed"} ${name.value.trim() || id.value.trim()}. ${savedText(response)}`, "good");
     await done();
   }
   const verb = source === null ? "Add camera" : "Save";
   const box = dialog(source === null ? "Add a camera" : `Edit ${source}`, [
-    field("Address", uri, "rtsp://, http://, https://, or a file of the machine of the video program."),
-    h("div", {class: "fields"}, field("ID", id, source === null ? "Letters, digits, - and _. It cannot be changed later." : ""), field("Name", name, "What people read. May be empty.")),
+    field("Address", uri, "rtsp://, http:// or https:// URL, or the path of a file on the video program's host."),
+    h("div", {class: "fields"}, field("ID", id, source === null ? "Letters, digits, - and _. It cannot be changed later." : ""), field("Name", name, "Optional. Shown instead of the ID.")),
     udp.element, realtime.element, loop.element, result,
   ], [
-    {text: `${verb} without a test`, run: apply},
+    {text: `${verb} without test`, run: apply},
     {text: "Test the address", kind: "primary", run: async () => {
-      if (tried === trial()) return apply();
-      await attempt();
+      if (tested === address()) return apply();
+      await probe();
       label();
       return false;
     }},
   ]);
   const primary = box.querySelector("button.primary");
-  const label = () => (primary.textContent = tried === trial() ? verb : "Test the address");
+  const label = () => (primary.textContent = tested === address() ? verb : "Test the address");
   for (const input of [uri, udp.box]) input.addEventListener("input", label);
   (source === null ? uri : name).focus();
 }

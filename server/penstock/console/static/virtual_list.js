@@ -1,12 +1,13 @@
-/** A long list of which only the visible rows are in the document. Further rows are loaded when its end comes near. */
+/** A virtual list: only visible rows are in the document. Scrolling near the end loads the next page. */
 
 import {h, replace} from "/dom.js";
 
-const ROWS_BEYOND = 6;
+const OVERSCAN_ROWS = 6; // rendered above and below the visible rows
 
 /**
- * load(after) -> {rows, next}: a page, next null at the end. row(item) -> content of a row, a button. open(item): what
- * a click does. key(item): its identity. rowHeight: CSS pixels, as in console.css. empty(): shown without rows.
+ * load(after) -> {rows, next}: one page; next is null at the end. row(item) -> content of a row. open(item): called on
+ * a click. key(item) -> identity of an item. rowHeight: CSS pixels, as in console.css. empty() -> shown if there are
+ * no rows.
  */
 export function virtualList({label, rowHeight, load, key, row, open, empty}) {
   const items = h("ul", {class: "virtual-rows"});
@@ -20,8 +21,8 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
   let generation = 0;
 
   function draw() {
-    const first = Math.max(0, Math.floor(box.scrollTop / rowHeight) - ROWS_BEYOND);
-    const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / rowHeight) + ROWS_BEYOND);
+    const first = Math.max(0, Math.floor(box.scrollTop / rowHeight) - OVERSCAN_ROWS);
+    const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / rowHeight) + OVERSCAN_ROWS);
     for (const [id, one] of shown) {
       if (one.index < first || one.index >= last || key(rows[one.index]) !== id) {
         one.element.remove();
@@ -53,14 +54,14 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
     } finally {
       if (mine === generation) loading = null;
     }
-    tell();
+    showCount();
     draw();
   }
 
-  function tell() {
+  function showCount() {
     count.textContent = rows.length ? `${rows.length}${next === null ? "" : " or more"}` : "";
     if (!rows.length) replace(element, count, empty());
-    else if (box.parentNode !== element) replace(element, count, box); // taken out and put back it would lose its place
+    else if (box.parentNode !== element) replace(element, count, box); // re-inserting it would reset its scroll position
   }
 
   box.addEventListener("scroll", draw, {passive: true});
@@ -68,7 +69,7 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
   resized.observe(box);
   return {
     element,
-    /** Loads the first page anew. Throws ApiError. */
+    /** Reloads from the first page. Throws ApiError. */
     async reload() {
       generation += 1;
       loading = null;
@@ -79,21 +80,21 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
       shown.clear();
       rows = page.rows;
       next = page.next;
-      tell();
+      showCount();
       box.scrollTop = 0;
       draw();
     },
-    /** Shows the newest page, with rows that came or changed meanwhile, if the top of the list is in view. */
+    /** Updates the first page with new and changed rows, unless the list is scrolled down. */
     refresh(page) {
       if (box.scrollTop > rowHeight || JSON.stringify(page.rows) === JSON.stringify(rows.slice(0, page.rows.length))) return;
       const newest = new Set(page.rows.map(key));
       const older = rows.filter(item => !newest.has(key(item)));
-      const isJoined = older.length < rows.length; // else rows in between are not known
+      const isJoined = older.length < rows.length; // else rows between the two pages are missing
       rows = isJoined ? page.rows.concat(older) : page.rows;
       if (!isJoined) next = page.next;
       shown.forEach(one => one.element.remove());
       shown.clear();
-      tell();
+      showCount();
       draw();
     },
     stop: () => resized.disconnect(),

@@ -1,8 +1,8 @@
-/** Parts that several pages use. Each returns an element, or an object with `element`. */
+/** Widgets that several pages use. Each function returns an element, or an object with `element`. */
 
 import {h, replace} from "/dom.js";
 
-/** A message at the lower edge. kind: "info", "good" or "bad". */
+/** Shows a notification. Errors stay until they are closed. kind: "info", "good" or "bad". */
 export function toast(message, kind = "info") {
   const close = () => box.remove();
   const box = h("div", {class: `toast ${kind}`}, h("span", {}, message), h("button", {type: "button", onclick: close, "aria-label": "Close message"}, "×"));
@@ -10,10 +10,10 @@ export function toast(message, kind = "info") {
   if (kind !== "bad") setTimeout(close, 6000);
 }
 
-/** A colored word for a state. kind: "good", "warn", "bad" or "". */
+/** A colored label, such as a state. kind: "good", "warn", "bad" or "". */
 export const badge = (text, kind = "") => h("span", {class: `badge ${kind}`}, text);
 
-/** Title and actions of a page. */
+/** The title and buttons of a page. */
 export function pageHead(title, ...actions) {
   return h("div", {class: "page-head"}, h("h1", {tabindex: "-1"}, title), h("div", {class: "actions"}, ...actions));
 }
@@ -22,12 +22,12 @@ export function button(text, onclick, {kind = "", ...attributes} = {}) {
   return h("button", {type: "button", class: kind, onclick, ...attributes}, text);
 }
 
-/** What a list shows when it is empty. */
+/** The content of an empty list. */
 export function emptyState(title, text, ...actions) {
   return h("div", {class: "empty"}, h("p", {class: "empty-title"}, title), h("p", {}, text), ...actions);
 }
 
-/** A command to copy. */
+/** A command with a copy button. */
 export function command(text) {
   const copy = button("Copy", async () => {
     await navigator.clipboard.writeText(text);
@@ -39,7 +39,7 @@ export function command(text) {
 
 let fieldCount = 0;
 
-/** A labelled input. hint: below it. */
+/** An input with a label. hint: a text below the input. */
 export function field(label, input, hint = "") {
   input.id ||= `field-${++fieldCount}`;
   const note = hint ? h("small", {id: `${input.id}-hint`}, hint) : null;
@@ -48,8 +48,8 @@ export function field(label, input, hint = "") {
 }
 
 /**
- * A table. columns: [{title, cell(row) -> text or element, class?}]. key(row): its identity.
- * `update(rows)` changes rows in place, so that focus and selection stay.
+ * A table. columns: [{title, cell(row) -> text or element, class?}]. key(row): identity of a row.
+ * `update(rows)` changes only cells whose value changed, so that focus and selection are preserved.
  */
 export function table({columns, key, caption, empty}) {
   const body = h("tbody");
@@ -67,10 +67,10 @@ export function table({columns, key, caption, empty}) {
       seen.add(id);
       let line = known.get(id);
       if (!line) known.set(id, (line = {element: h("tr"), cells: columns.map(() => undefined)}));
-      columns.forEach((column, place) => {
+      columns.forEach((column, number) => {
         const value = column.cell(row);
-        const cell = line.element.children[place] ?? line.element.appendChild(h("td", {class: column.class ?? null, "data-title": column.title}));
-        if (!isSame(value, line.cells[place])) replace(cell, (line.cells[place] = value) ?? "");
+        const cell = line.element.children[number] ?? line.element.appendChild(h("td", {class: column.class ?? null, "data-title": column.title}));
+        if (!isSame(value, line.cells[number])) replace(cell, (line.cells[number] = value) ?? "");
       });
       if (body.children[index] !== line.element) body.insertBefore(line.element, body.children[index] ?? null);
     });
@@ -84,10 +84,10 @@ export function table({columns, key, caption, empty}) {
   return {element, update};
 }
 
-/** Whether a cell shows this already, so that it can stay as it is. */
+/** Whether a cell already shows this value. */
 const isSame = (value, old) => value === old || (value instanceof Node && old instanceof Node && value.isEqualNode(old) && value.checked === old.checked);
 
-/** Opens a dialog. actions: [{text, kind, run}]; run returns false to keep it open. Returns its element. */
+/** Opens a dialog and returns its element. actions: [{text, kind, run}]; the dialog stays open if run returns false. */
 export function dialog(title, content, actions = []) {
   const head = h("h2", {id: "dialog-title"}, title);
   const message = h("p", {class: "fault", role: "alert"});
@@ -113,14 +113,14 @@ export function dialog(title, content, actions = []) {
   return box;
 }
 
-/** Asks before something is removed. */
+/** Opens a confirmation dialog for a removal. run: called if the user confirms. */
 export function confirmed(question, verb, run) {
   return dialog(question, [], [{text: verb, kind: "danger", run}]);
 }
 
 /**
- * Calls `work` now and then every `ms`, never twice at once, and not while the page is hidden. Returns a function that
- * stops it. work(signal) may throw: `failed(error)` shows it, and polling goes on.
+ * Calls work(signal) immediately, then `ms` after each call, but not while the page is hidden. Returns a function that
+ * stops polling. If `work` throws, failed(error) is called and polling continues.
  */
 export function poll(work, ms, failed = () => {}) {
   let timer = null;
@@ -144,7 +144,7 @@ export function poll(work, ms, failed = () => {}) {
   };
 }
 
-/** A line that shows the last failure of a page's polling; empty if all is well. */
+/** A line for the last error of a page's polling; empty without an error. */
 export function faultLine() {
   const element = h("p", {class: "fault", role: "alert"});
   return {element, show: error => (element.textContent = error ? error.message : "")};
@@ -161,7 +161,7 @@ export function bytes(size) {
   return `${size >= 100 || unit === 0 ? Math.round(size) : size.toFixed(1)} ${UNITS[unit]}`;
 }
 
-/** A number for people: three significant digits. */
+/** A number with three significant digits. */
 export function shown(value, unit = "") {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const text = Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
@@ -175,7 +175,7 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} days`;
 }
 
-/** A time of day, with the date if it is not today. when: a Date. */
+/** The time of day, with the date unless it is today. when: a Date. */
 export function clockTime(when) {
   const time = when.toLocaleTimeString("en-GB");
   return when.toDateString() === new Date().toDateString() ? time : `${when.toLocaleDateString("en-CA")} ${time}`;

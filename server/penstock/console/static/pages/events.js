@@ -1,4 +1,4 @@
-/** Events: what the rules saw, with pictures and films; a search for objects; occupancy and heat map of a stream. */
+/** Events: events of rules with snapshots and clips; search for objects; occupancy and heat map of a stream. */
 
 import {h, replace, s} from "/dom.js";
 import {video, withQuery} from "/api.js";
@@ -19,7 +19,7 @@ export const page = {
     const tabs = Object.entries(VIEWS).map(([key, [title]]) => h("a", {href: key ? `/events/${key}` : "/events", "aria-current": key === name ? "page" : null}, title));
     const content = h("div", {});
     const actions = h("div", {class: "actions"});
-    root.append(pageHead("Events", actions), h("nav", {class: "tabs", "aria-label": "Parts of the events"}, tabs), content);
+    root.append(pageHead("Events", actions), h("nav", {class: "tabs", "aria-label": "Event views"}, tabs), content);
     try {
       return await VIEWS[name][1](content, query, actions);
     } catch (error) {
@@ -29,11 +29,11 @@ export const page = {
 };
 
 function unavailable(error) {
-  const title = error.status === 502 ? "The video program does not run" : "No events";
+  const title = error.status === 502 ? "The video program is not running" : "No events";
   return emptyState(title, error.message, h("div", {class: "empty-command"}, command("penstock video run --source video.mp4 --loop --realtime --model yolox-nano --line door=0.1,0.5,0.9,0.5")));
 }
 
-/** Inputs that reload a list. names: of the query's parameters. value(): what was entered, for the query. */
+/** A filter form. names: the query parameters to offer. changed(): called on input. value() -> the query parameters. */
 async function filterForm(names, query, changed) {
   const streams = (await video.get("/v1/streams")).streams.map(one => one.source_id);
   const options = values => [h("option", {value: ""}, "All"), values.map(value => h("option", {value}, value))];
@@ -61,7 +61,7 @@ async function filterForm(names, query, changed) {
   return {element, value: () => Object.fromEntries(names.map(name => [name, read(name)]))};
 }
 
-/** A list with its filter; `fault` shows why it cannot be loaded. */
+/** Shows a list below its filter form, with a line for errors of loading. */
 async function filteredList(root, query, names, list) {
   const fault = faultLine();
   const reload = async () => {
@@ -86,14 +86,14 @@ function picture(path, text) {
   return image;
 }
 
-const what = event => `${event.rule}${event.direction ? ` ${event.direction}` : ""}`;
-const who = event => (event.label ? `${event.label}${event.track_id === null ? "" : ` #${event.track_id}`}` : `${shown(event.value)} ${event.value === 1 ? "object" : "objects"}`);
+const titleOf = event => `${event.rule}${event.direction ? ` ${event.direction}` : ""}`;
+const objectOf = event => (event.label ? `${event.label}${event.track_id === null ? "" : ` #${event.track_id}`}` : `${shown(event.value)} ${event.value === 1 ? "object" : "objects"}`);
 
 async function events(root, query, actions) {
   let filter = () => ({});
   const alarm = h("p", {class: "fault", role: "alert"});
   const link = h("a", {class: "button", href: video.url("/v1/events.csv"), download: "events.csv"}, "Export CSV");
-  const ask = async after => {
+  const load = async after => {
     link.setAttribute("href", video.url(withQuery("/v1/events.csv", filter())));
     const answer = await video.get(withQuery("/v1/events", {...filter(), limit: PAGE_ROWS, after}));
     replace(alarm, answer.alarm);
@@ -102,22 +102,22 @@ async function events(root, query, actions) {
   const list = virtualList({
     label: "Events",
     rowHeight: ROW_HEIGHT,
-    load: ask,
+    load,
     key: event => event.id,
     open: showEvent,
     row: event => [
-      picture(event.snapshot, "no picture"),
-      h("span", {class: "row-title"}, h("strong", {}, what(event)), " ", badge(event.kind), event.clip ? badge("film", "good") : null),
-      h("span", {class: "row-who"}, who(event), event.score === null ? "" : ` ${event.score.toFixed(2)}`),
+      picture(event.snapshot, "no snapshot"),
+      h("span", {class: "row-title"}, h("strong", {}, titleOf(event)), " ", badge(event.kind), event.clip ? badge("clip", "good") : null),
+      h("span", {class: "row-who"}, objectOf(event), event.score === null ? "" : ` ${event.score.toFixed(2)}`),
       h("span", {class: "row-where quiet"}, `${event.source_id} · ${clockTime(new Date(event.time))}`),
     ],
-    empty: () => emptyState("No events", "Nothing that fits is stored. Events come from rules: lines, zones, crowds."),
+    empty: () => emptyState("No events", "No stored event matches the filter. Events come from rules, such as a line or a zone of a stream."),
   });
   list.bind = value => (filter = value);
   root.append(alarm);
   await filteredList(root, query, ["source_id", "rule", "kind", "label", "since", "until"], list);
   actions.append(link);
-  const stop = poll(async () => list.refresh(await ask("")), 5000);
+  const stop = poll(async () => list.refresh(await load("")), 5000);
   return () => {
     stop();
     list.stop();
@@ -128,22 +128,22 @@ function showEvent(event) {
   const facts = [
     ["Time", new Date(event.time).toLocaleString("en-GB")],
     ["Stream", event.source_id],
-    ["Object", who(event)],
+    ["Object", objectOf(event)],
     ["Score", event.score === null ? null : event.score.toFixed(3)],
     ["Position", `${duration(event.pts_s)} in the video, frame ${event.frame_num}`],
   ].filter(pair => pair[1] !== null);
-  const film = event.clip ? h("video", {controls: true, preload: "metadata", src: video.url(event.clip), "aria-label": "The recording around the event"}) : null;
-  film?.addEventListener("loadedmetadata", () => (film.currentTime = Math.max(event.clip_offset_s - 1, 0)), {once: true});
-  const image = event.snapshot ? h("img", {class: "whole-picture", src: video.url(event.snapshot), alt: `${what(event)}: ${who(event)}`}) : h("p", {class: "quiet"}, "This event has no picture.");
-  const box = dialog(`${what(event)} (${event.kind})`, [image, film, h("dl", {class: "facts"}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))]);
+  const clip = event.clip ? h("video", {controls: true, preload: "metadata", src: video.url(event.clip), "aria-label": "Clip of the event"}) : null;
+  clip?.addEventListener("loadedmetadata", () => (clip.currentTime = Math.max(event.clip_offset_s - 1, 0)), {once: true});
+  const image = event.snapshot ? h("img", {class: "whole-picture", src: video.url(event.snapshot), alt: `${titleOf(event)}: ${objectOf(event)}`}) : h("p", {class: "quiet"}, "This event has no snapshot.");
+  const box = dialog(`${titleOf(event)} (${event.kind})`, [image, clip, h("dl", {class: "facts"}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))]);
   box.classList.add("wide");
 }
 
-/** The path of an object as a small drawing. */
+/** A small drawing of an object's path. */
 function drawnPath(points) {
   const text = points.map(([x, y]) => `${(96 * x).toFixed(1)},${(54 * y).toFixed(1)}`).join(" ");
   const [x, y] = points.at(-1) ?? [0, 0];
-  return s("svg", {class: "thumb none", viewBox: "0 0 96 54", role: "img", "aria-label": "Its way through the picture"}, s("polyline", {points: text}), s("circle", {cx: 96 * x, cy: 54 * y, r: 2.5}));
+  return s("svg", {class: "thumb none", viewBox: "0 0 96 54", role: "img", "aria-label": "Path through the frame"}, s("polyline", {points: text}), s("circle", {cx: 96 * x, cy: 54 * y, r: 2.5}));
 }
 
 async function objects(root, query) {
@@ -163,7 +163,7 @@ async function objects(root, query) {
       h("span", {class: "row-who"}, `${duration(track.duration_s)}, score ${track.score.toFixed(2)}`),
       h("span", {class: "row-where quiet"}, `${track.source_id} · ${clockTime(new Date(track.first_time))}`),
     ],
-    empty: () => emptyState("No objects", "Nothing that fits is stored. Objects come from a tracker."),
+    empty: () => emptyState("No objects", "No stored object matches the filter. Objects come from a stream's tracker."),
   });
   list.bind = value => (filter = value);
   await filteredList(root, query, ["source_id", "label", "zone", "since", "until"], list);
@@ -174,7 +174,7 @@ async function openEventOf(track) {
   try {
     showEvent(await video.get(`/v1/events/${track.event_id}`));
   } catch {
-    showTrack(track); // its event was removed
+    showTrack(track); // the event was removed
   }
 }
 
@@ -185,7 +185,7 @@ function showTrack(track) {
 
 async function occupancy(root, query) {
   const streams = new Map((await video.get("/v1/streams")).streams.map(one => [one.source_id, one]));
-  if (!streams.size) throw Object.assign(new Error("Add a stream first; its objects are counted from then on."), {status: 0});
+  if (!streams.size) throw Object.assign(new Error("No stream is configured. Add a camera on the Streams page."), {status: 0});
   const chosen = h("select", {onchange: show}, [...streams.keys()].map(value => h("option", {value}, value)));
   if (streams.has(query.get("source_id"))) chosen.value = query.get("source_id");
   const place = h("div");

@@ -1,4 +1,4 @@
-/** Load: start a load test, watch it, read its report, compare two runs, and see the history by commit. */
+/** Load: starts a load test, shows its progress and report, compares two runs, and shows the history by commit. */
 
 import {h, replace} from "/dom.js";
 import {gateway, withQuery} from "/api.js";
@@ -22,9 +22,9 @@ export const page = {
   },
 };
 
-/** What the page shows if its first answer is an error. */
+/** The content of the page if its first request fails. */
 function failure(error) {
-  if (error.status === 403) return emptyState("For administrators", "Load tests need an API key with the role admin.");
+  if (error.status === 403) return emptyState("Administrators only", "Load tests require an API key with the role admin.");
   return h("p", {class: "fault", role: "alert"}, error.message);
 }
 
@@ -40,7 +40,7 @@ async function allRuns(root, go) {
   const fault = faultLine();
   const history = h("div", {});
   const chosen = new Set();
-  const compare = button("Compare the two chosen runs", () => showComparison([...chosen]), {disabled: true});
+  const compare = button("Compare the two selected runs", () => showComparison([...chosen]), {disabled: true});
   const list = runTable(chosen, () => (compare.disabled = chosen.size !== 2));
   const pick = h("select", {onchange: drawHistory});
   let runs = [];
@@ -49,7 +49,7 @@ async function allRuns(root, go) {
   }
   root.append(
     startForm(known, go), fault.element,
-    h("h2", {}, "Runs"), h("div", {class: "row"}, h("p", {class: "quiet"}, "The newest 50 runs stay. Choose two to compare."), compare), list.element,
+    h("h2", {}, "Runs"), h("div", {class: "row"}, h("p", {class: "quiet"}, "The newest 50 runs are stored. Select two to compare them."), compare), list.element,
     h("h2", {}, "History by commit"), field("Scenario of the history", pick), history,
   );
   let before = "";
@@ -84,7 +84,7 @@ function startForm({scenarios, targets}, go) {
   if (scenarios.some(one => one.name === "image-steady")) scenario.value = "image-steady";
   function describe() {
     const one = scenarios.find(each => each.name === scenario.value);
-    const length = one.seconds ? `It takes about ${duration(one.seconds + 10)} a round.` : "Its length depends on the model.";
+    const length = one.seconds ? `Duration: about ${duration(one.seconds + 10)} per round.` : "The duration depends on the model.";
     replace(about, `${one.about} ${length} Models: ${one.models.join(", ")}. SLO: p99 within ${shown(one.slo_p99_ms, "ms")}.`);
   }
   async function submit(event) {
@@ -105,8 +105,8 @@ function startForm({scenarios, targets}, go) {
   return h("form", {class: "card", onsubmit: submit},
     h("div", {class: "fields"}, field("Scenario", scenario), field("Target", target)), about,
     h("details", {}, h("summary", {}, "Options"), h("div", {class: "fields"},
-      field("Model instead of the scenario's", model), field("Seconds of the judged phases", seconds), field("Rounds", rounds, "3 rounds give figures a spread."),
-      field("API key for another target", key, "This gateway gets the key that you logged in with."))),
+      field("Model", model, "Default: the scenario's model."), field("Seconds per measured phase", seconds), field("Rounds", rounds, "The report shows the spread between rounds from 3 rounds on."),
+      field("API key for another target", key, "This gateway gets the key of your login."))),
     message, h("div", {class: "actions"}, start));
 }
 
@@ -122,21 +122,21 @@ function runTable(chosen, changed) {
     columns: [
       {title: "Compare", cell: choice},
       {title: "Run", class: "whole", cell: run => h("a", {href: `/load/${encodeURIComponent(run.id)}`}, run.scenario)},
-      {title: "Began", class: "whole", cell: run => clockTime(new Date(run.started_at))},
+      {title: "Started", class: "whole", cell: run => clockTime(new Date(run.started_at))},
       {title: "State", cell: state},
-      {title: "Answered", class: "number", cell: run => perSecond(run.figures?.ok_per_s)},
+      {title: "Throughput", class: "number", cell: run => perSecond(run.figures?.ok_per_s)},
       {title: "p50", class: "number", cell: run => ms(run.figures?.p50_ms)},
       {title: "p99", class: "number", cell: run => ms(run.figures?.p99_ms)},
       {title: "Commit", class: "whole", cell: run => run.figures?.commit ?? ""},
     ],
-    empty: () => emptyState("No run yet", "Choose a scenario above, and start it."),
+    empty: () => emptyState("No runs yet", "Select a scenario above and start it."),
   });
 }
 
-/** Latency and rate of each run of a scenario, the oldest to the left, named by commits. */
+/** Charts of latency and throughput of a scenario's runs, oldest first, labelled by commit. */
 function historyCharts(runs) {
   const measured = runs.filter(run => run.figures && (run.figures.p99_ms ?? run.figures.load_ms) !== null).slice(0, MAX_CHARTED).reverse();
-  if (measured.length < 2) return h("p", {class: "quiet"}, "Two finished runs of a scenario make a history.");
+  if (measured.length < 2) return h("p", {class: "quiet"}, "The history needs two finished runs of the scenario.");
   const line = (name, field_) => ({name, points: measured.map((run, index) => [index, run.figures[field_] ?? null])});
   const names = index => {
     const run = measured[Math.round(index)];
@@ -146,11 +146,11 @@ function historyCharts(runs) {
   const latency = isReload ? [line("load", "load_ms")] : [line("p99", "p99_ms"), line("p50", "p50_ms")];
   return h("div", {class: "load-charts"},
     lineChart({title: "Latency", unit: "ms", series: latency, xText: names}),
-    isReload ? null : lineChart({title: "Rate", unit: "requests/s", series: [line("answered", "ok_per_s"), line("capacity", "capacity_per_s")], xText: names}));
+    isReload ? null : lineChart({title: "Rate", unit: "requests/s", series: [line("throughput", "ok_per_s"), line("capacity", "capacity_per_s")], xText: names}));
 }
 
 async function showComparison(ids) {
-  const [a, b] = ids.sort((one, other) => one.slice(-22).localeCompare(other.slice(-22)));  // by the time in the id
+  const [a, b] = ids.sort((one, other) => one.slice(-22).localeCompare(other.slice(-22)));  // by the time in the ID
   let found;
   try {
     found = await gateway.get(withQuery(path(a, "/comparison"), {with: b}), {timeoutMs: 90_000});
@@ -162,11 +162,11 @@ async function showComparison(ids) {
     caption: "Comparison",
     key: row => row.measure,
     columns: [
-      {title: "Figure", cell: row => (row.unit ? `${row.measure} (${row.unit})` : row.measure)},
+      {title: "Metric", cell: row => (row.unit ? `${row.measure} (${row.unit})` : row.measure)},
       {title: "A", class: "number", cell: row => shown(row.a)},
       {title: "B", class: "number", cell: row => shown(row.b)},
-      {title: "Larger than the spread", cell: row => (row.is_larger_than_spread === null ? "unknown" : row.is_larger_than_spread ? "yes" : "no")},
-      {title: "What that means", cell: row => row.sentence},
+      {title: "Exceeds the spread", cell: row => (row.is_larger_than_spread === null ? "unknown" : row.is_larger_than_spread ? "yes" : "no")},
+      {title: "Meaning", cell: row => row.sentence},
     ],
   });
   rows.update(found.rows);
@@ -219,8 +219,8 @@ function runFacts(run, last) {
   const now = run.state === "running" && last ? `phase ${last.phase_number} of ${last.phase_count}, ${last.phase}${last.rounds > 1 ? `, round ${last.round} of ${last.rounds}` : ""}` : null;
   const pairs = [
     ["State", [state(run), now ? ` ${now}` : ""]], ["Scenario", run.scenario], ["Target", run.target], ["Model", run.model || null],
-    ["Began", clockTime(new Date(run.started_at))], ["Started by", run.client || null], ["Commit", run.figures?.commit || null],
-    ["Requests of this phase", now ? `${shown(last.ok)} answered, ${shown(last.refused)} refused, ${shown(last.failed)} failed, ${shown(last.in_flight)} in flight` : null],
+    ["Started", clockTime(new Date(run.started_at))], ["Started by", run.client || null], ["Commit", run.figures?.commit || null],
+    ["Requests of this phase", now ? `${shown(last.ok)} succeeded, ${shown(last.refused)} rejected, ${shown(last.failed)} failed, ${shown(last.in_flight)} in flight` : null],
     ["Error", run.error || null],
   ].filter(pair => pair[1] !== null);
   return [
@@ -236,7 +236,7 @@ function liveCharts(points) {
   const xText = value => `${Math.round(value)} s`;
   return [
     lineChart({title: "Latency", unit: "ms", series: [line("p99", "p99_ms"), line("p50", "p50_ms")], xText, limit: slo && slo < 6 * highest ? slo : null}),
-    lineChart({title: "Rate", unit: "requests/s", series: [line("answered", "ok_per_s"), {name: "offered", points: points.map(point => [point.at_s, point.offered_per_s || null])}], xText}),
+    lineChart({title: "Rate", unit: "requests/s", series: [line("throughput", "ok_per_s"), {name: "offered", points: points.map(point => [point.at_s, point.offered_per_s || null])}], xText}),
   ];
 }
 
@@ -244,8 +244,8 @@ function reportOf(id) {
   const url = gateway.url(path(id, "/report"));
   return [
     h("div", {class: "row"}, h("h2", {}, "Report"), h("div", {class: "actions"},
-      h("a", {class: "button small", href: url, target: "_blank", rel: "noopener"}, "Open the report alone"),
-      h("a", {class: "button small", href: gateway.url(path(id, "/result")), download: `${id}.json`}, "All figures (JSON)"))),
+      h("a", {class: "button small", href: url, target: "_blank", rel: "noopener"}, "Open the report in a new tab"),
+      h("a", {class: "button small", href: gateway.url(path(id, "/result")), download: `${id}.json`}, "Download the result (JSON)"))),
     h("iframe", {class: "load-report", src: url, title: "Report", sandbox: ""}),
   ];
 }

@@ -1,4 +1,4 @@
-/** Streams: a wall of live pictures of all cameras; each leads to its own page. */
+/** Streams: live previews of all cameras, each with a link to the camera's page. */
 
 import {h, replace} from "/dom.js";
 import {gateway, video} from "/api.js";
@@ -13,8 +13,8 @@ const TILE_MS = 1000;
 export const pathOf = source => `/v1/streams/${encodeURIComponent(source)}`;
 export const stateBadge = stream => badge(stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : ""), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
 
-/** Opens a stream anew, a file from its beginning, and counts from 0, after a question. */
-export const restart = (id, done) => confirmed(`Start ${id} over? Its counters begin at 0; stored events stay.`, "Start over", async () => {
+/** Asks for confirmation, then restarts a stream: a file from its beginning, counters at 0. */
+export const restart = (id, done) => confirmed(`Start ${id} over? Its counters restart at 0; stored events are not deleted.`, "Start over", async () => {
   await video.post(`${pathOf(id)}/restart`);
   await done();
 });
@@ -25,12 +25,12 @@ export const page = {
   render: (root, context) => (context.rest[0] ? detail(root, context.rest[0], context) : wall(root)),
 };
 
-/** What is shown if no video program answers: the stack knows why its own one cannot run. */
+/** The content of a page if a request to the video program fails. The gateway reports why its own one cannot run. */
 export async function absent(error) {
   if (error.status !== 502) return h("p", {class: "fault", role: "alert"}, error.message);
   const {video_fault: fault} = await gateway.get("/v1/system").catch(() => ({video_fault: ""}));
-  if (fault) return emptyState("The video program cannot run", fault, h("p", {class: "quiet"}, "It is tried again every 30 seconds."));
-  return emptyState("No video program is running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command("penstock up --video")));
+  if (fault) return emptyState("The video program cannot run", fault, h("p", {class: "quiet"}, "The stack tries to start it every 30 s."));
+  return emptyState("The video program is not running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command("penstock up --video")));
 }
 
 function wall(root) {
@@ -52,7 +52,7 @@ function wall(root) {
     const fps = streams.reduce((sum, stream) => sum + stream.fps, 0);
     summary.textContent = streams.length ? `${streams.length} ${streams.length === 1 ? "camera" : "cameras"}, ${shown(fps, "frames/s")}` : "";
     if (!streams.length) {
-      replace(grid, emptyState("No camera yet", "Add an RTSP or HTTP address, or a video file of this machine."));
+      replace(grid, emptyState("No cameras yet", "Add an RTSP or HTTP address, or a video file on the video program's host."));
       return;
     }
     grid.querySelector(".empty")?.remove();
@@ -99,11 +99,11 @@ function wall(root) {
   };
 }
 
-/** A camera's tile. isSeen(element): whether it is on the screen; only then pictures are asked for. */
+/** A camera's tile. isSeen(element): whether it is on the screen; only then previews are requested. */
 function newTile(first, isSeen, again) {
   const id = first.source_id;
   const picture = h("img", {alt: "", hidden: true});
-  const still = h("span", {class: "quiet"}, "no picture");
+  const still = h("span", {class: "quiet"}, "no preview");
   const name = h("a", {class: "tile-name", href: `/streams/${encodeURIComponent(id)}`}, id);
   const state = h("span");
   const reason = h("p", {class: "tile-reason"});
@@ -111,7 +111,7 @@ function newTile(first, isSeen, again) {
   const turn = button("Pause", () => (isOver() ? restart(id, again) : change(stream.state === "paused" ? "resume" : "pause")), {kind: "small"});
   const remove = button("Remove", () => confirmed(`Remove ${id}?`, "Remove", async () => {
     const response = await video.call("DELETE", pathOf(id));
-    toast(`${id} is removed. ${savedText(response)}`, "good");
+    toast(`Removed ${id}. ${savedText(response)}`, "good");
     again();
   }), {kind: "small", "aria-label": `Remove ${id}`});
   const edit = button("Edit", () => openCamera({source: id, done: again}), {kind: "small", "aria-label": `Edit ${id}`});
@@ -140,7 +140,7 @@ function newTile(first, isSeen, again) {
       replace(reason, next.reason);
       figures.textContent = [`${next.fps.toFixed(1)} fps`, `lag ${next.latency_s === null ? "–" : `${Math.round(1000 * next.latency_s)} ms`}`, `${drops} dropped`].join(" · ");
       const isStill = STILL.includes(next.state);
-      still.textContent = isStill ? next.state : "no picture";
+      still.textContent = isStill ? next.state : "no preview";
       if (isStill) picture.hidden = true;
       turn.textContent = isOver() ? "Start over" : next.state === "paused" ? "Resume" : "Pause";
       turn.setAttribute("aria-label", `${turn.textContent} ${id}`);
@@ -148,15 +148,18 @@ function newTile(first, isSeen, again) {
   };
 }
 
-/** Asks for one picture after the other, while isWanted() and the page is shown. address: a path, or a function of it. */
+/**
+ * Requests one image after another while isWanted() is true and the page is visible. Returns a function that stops it.
+ * address: a path, or a function that returns one. ms: pause between two images.
+ */
 export function liveImage(image, isWanted, address, ms) {
   let timer = null;
   let count = 0;
   let isStopped = false;
   const later = wait => {
-    if (!isStopped) timer = setTimeout(ask, wait);
+    if (!isStopped) timer = setTimeout(request, wait);
   };
-  function ask() {
+  function request() {
     if (document.hidden || !isWanted()) return later(200);
     image.src = `${video.url(typeof address === "function" ? address() : address)}&n=${(count += 1)}`;
     return null;
@@ -169,7 +172,7 @@ export function liveImage(image, isWanted, address, ms) {
     image.hidden = true;
     later(3000);
   });
-  ask();
+  request();
   return () => {
     isStopped = true;
     clearTimeout(timer);

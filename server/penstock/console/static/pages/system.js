@@ -1,4 +1,4 @@
-/** System: the state of the stack, doctor's findings, logs, audit log, and settings in force. */
+/** System: state of the stack, findings of `penstock doctor`, logs, audit log, and effective settings. */
 
 import {h, replace} from "/dom.js";
 import {gateway, withQuery} from "/api.js";
@@ -24,14 +24,14 @@ export const page = {
     const name = rest[0] in VIEWS ? rest[0] : "";
     const tabs = Object.entries(VIEWS).map(([key, [title]]) => h("a", {href: key ? `/system/${key}` : "/system", "aria-current": key === name ? "page" : null}, title));
     const content = h("div", {class: "system"});
-    root.append(pageHead("System"), h("nav", {class: "tabs", "aria-label": "Parts of the system"}, tabs), content);
+    root.append(pageHead("System"), h("nav", {class: "tabs", "aria-label": "System views"}, tabs), content);
     return VIEWS[name][1](content, query);
   },
 };
 
-/** What a view shows if its first answer is an error. */
+/** The content of a view if its first request fails. */
 function failure(error) {
-  if (error.status === 403) return emptyState("For administrators", "This needs an API key with the role admin.");
+  if (error.status === 403) return emptyState("Administrators only", "This view requires an API key with the role admin.");
   return h("p", {class: "fault", role: "alert"}, error.message);
 }
 
@@ -51,18 +51,18 @@ function overview(root) {
     columns: [
       {title: "Model", cell: row => row.model},
       {title: "Waiting", class: "number", cell: row => shown(row.waiting)},
-      {title: "At the engine", class: "number", cell: row => shown(row.in_flight)},
-      {title: "Wait", class: "number", cell: row => (row.wait_s === null ? "–" : shown(1000 * row.wait_s, "ms"))},
-      {title: "Refused", cell: row => Object.entries(row.dropped).map(([reason, count]) => `${reason} ${count}`).join(", ")},
+      {title: "In flight", class: "number", cell: row => shown(row.in_flight)},
+      {title: "Queue delay", class: "number", cell: row => (row.wait_s === null ? "–" : shown(1000 * row.wait_s, "ms"))},
+      {title: "Rejected", cell: row => Object.entries(row.dropped).map(([reason, count]) => `${reason} ${count}`).join(", ")},
     ],
-    empty: () => h("p", {class: "quiet"}, "The gateway forms no batches yet: no model has a queue."),
+    empty: () => h("p", {class: "quiet"}, "No queues: the gateway has not batched requests for any model yet."),
   });
   root.append(fault.element, state, h("h2", {}, "GPUs"), gpus, h("h2", {}, "Processes"), processes.element, h("h2", {}, "Queues"), queues.element, h("h2", {}, "Last errors"), errors);
   return poll(async signal => {
     const report = await gateway.get("/v1/system", {signal});
     fault.show(null);
     replace(state, stateCards(report));
-    replace(gpus, report.gpus.length ? report.gpus.map(gpuCard) : h("p", {class: "quiet"}, "No GPU is measured."));
+    replace(gpus, report.gpus.length ? report.gpus.map(gpuCard) : h("p", {class: "quiet"}, "No GPU found."));
     processes.update(report.processes);
     queues.update(report.queues);
     replace(errors, report.errors.length ? logList(report.errors) : h("p", {class: "quiet"}, "None."));
@@ -82,7 +82,7 @@ function stateCards(report) {
       facts(["Engine", engine.name || engine.kind], ["Restarts", shown(engine.restarts)], ...engine.replicas.map(one => [one.url, [badge(one.state, one.state === "up" ? "good" : "bad"), ` ${one.in_flight} in flight`]]))),
     h("section", {class: "card"}, h("h3", {}, "Models"), h("p", {}, counts.length ? counts.flatMap(one => [one, " "]) : "None."),
       down.length ? h("ul", {class: "plain"}, down.slice(0, 5).map(model => h("li", {}, h("strong", {}, model.name), `: ${model.reason}`))) : null),
-    mps ? h("section", {class: "card"}, h("h3", {}, "MPS"), facts(["Clients", shown(mps.clients)], ["Processes without it", shown(mps.unattached)], ["Threads of a client", mps.active_thread_percentage ? `${mps.active_thread_percentage} %` : "default"], ["Memory of a client", mps.pinned_memory || "default"], ["Restarts", shown(mps.restarts)])) : null,
+    mps ? h("section", {class: "card"}, h("h3", {}, "MPS"), facts(["Clients", shown(mps.clients)], ["Processes outside MPS", shown(mps.unattached)], ["Active threads per client", mps.active_thread_percentage ? `${mps.active_thread_percentage} %` : "default"], ["Memory limit per client", mps.pinned_memory || "default"], ["Restarts", shown(mps.restarts)])) : null,
   ];
 }
 
@@ -93,8 +93,8 @@ function gpuCard(gpu) {
     gpu.lost ? h("p", {class: "fault"}, gpu.lost) : null,
     meter("SM activity", gpu.sm_activity ?? gpu.kernel_running, share(gpu.sm_activity)),
     meter("Memory", gpu.memory_bytes ? (gpu.memory_used_bytes ?? 0) / gpu.memory_bytes : null, memory),
-    facts(["Processes", `${gpu.processes.length}${clients ? `, ${clients} by MPS` : ""}`]),
-    gpu.processes.length ? h("details", {}, h("summary", {}, "Processes"), h("ul", {class: "plain"}, gpu.processes.map(one => h("li", {}, `${one.name} (${one.pid}): ${one.memory_bytes === null ? "–" : bytes(one.memory_bytes)}${one.time_share === null ? "" : `, kernels ran ${share(one.time_share)} of the time`}`)))) : null);
+    facts(["Processes", `${gpu.processes.length}${clients ? `, ${clients} MPS clients` : ""}`]),
+    gpu.processes.length ? h("details", {}, h("summary", {}, "Processes"), h("ul", {class: "plain"}, gpu.processes.map(one => h("li", {}, `${one.name} (${one.pid}): ${one.memory_bytes === null ? "–" : bytes(one.memory_bytes)}${one.time_share === null ? "" : `, kernels active ${share(one.time_share)} of the time`}`)))) : null);
 }
 
 function meter(name, value, text) {
@@ -109,14 +109,14 @@ function processTable() {
     key: row => row.pid,
     columns: [
       {title: "Role", class: "whole", cell: row => row.role},
-      {title: "Process", class: "number", cell: row => String(row.pid)},
+      {title: "PID", class: "number", cell: row => String(row.pid)},
       {title: "Memory", class: "number", cell: row => bytes(row.rss_bytes)},
       {title: "CPU", class: "number", cell: row => row.load},
       {title: "CPU time", class: "number", cell: row => shown(row.cpu_seconds, "s")},
-      {title: "Runs for", class: "number", cell: row => duration(row.age_s)},
+      {title: "Uptime", class: "number", cell: row => duration(row.age_s)},
     ],
   });
-  /** CPU is the use between two answers; it is not known in the first. */
+  /** CPU is the use since the previous response; the first response has none. */
   function update(rows) {
     const known = rows.map(row => {
       const last = before.get(row.pid);
@@ -131,14 +131,14 @@ function processTable() {
 
 function findings(root) {
   const order = Object.keys(STATUS_KINDS).reverse();
-  const note = h("p", {class: "quiet", role: "status"}, "Examining the machine…");
+  const note = h("p", {class: "quiet", role: "status"}, "Running checks…");
   const body = h("div", {});
-  const again = button("Examine again", examine, {disabled: true});
+  const again = button("Run checks again", examine, {disabled: true});
   root.append(h("div", {class: "row"}, note, again), body);
   const aborter = new AbortController();
   async function examine() {
     again.disabled = true;
-    note.textContent = "Examining the machine…";
+    note.textContent = "Running checks…";
     try {
       const report = await gateway.get("/v1/system/findings", {signal: aborter.signal, timeoutMs: 60_000});
       show(report);
@@ -150,12 +150,12 @@ function findings(root) {
     again.disabled = false;
   }
   function show(report) {
-    note.textContent = `Examined ${report.age_s < 2 ? "just now" : `${duration(report.age_s)} ago`}. A machine is examined at most every 30 s.`;
+    note.textContent = `Checked ${report.age_s < 2 ? "just now" : `${duration(report.age_s)} ago`}. Checks run at most every 30 s.`;
     const rows = report.findings.toSorted((a, b) => order.indexOf(a.status) - order.indexOf(b.status));
     const open = rows.filter(row => row.status !== "ok");
     replace(body,
-      open.length ? findingTable("What to look at", open) : emptyState("Nothing to do", "Every check is fine."),
-      h("details", {}, h("summary", {}, `${rows.length - open.length} checks are fine`), findingTable("Fine", rows.filter(row => row.status === "ok"))));
+      open.length ? findingTable("Findings", open) : emptyState("No problems found", "All checks passed."),
+      h("details", {}, h("summary", {}, `${rows.length - open.length} checks passed`), findingTable("Passed checks", rows.filter(row => row.status === "ok"))));
   }
   examine();
   return () => aborter.abort();
@@ -179,7 +179,7 @@ function findingTable(caption, rows) {
 function logs(root, query) {
   const option = (value, text, chosen) => h("option", {value, selected: value === chosen}, text);
   const level = h("select", {}, ["debug", "info", "warning", "error"].map(each => option(each, each, query.get("level") ?? "info")));
-  const since = h("select", {}, [["", "all that is kept"], ["10m", "10 minutes"], ["1h", "1 hour"], ["1d", "1 day"]].map(([value, text]) => option(value, text, query.get("since") ?? "")));
+  const since = h("select", {}, [["", "all stored lines"], ["10m", "10 minutes"], ["1h", "1 hour"], ["1d", "1 day"]].map(([value, text]) => option(value, text, query.get("since") ?? "")));
   const text = h("input", {type: "search", value: query.get("text") ?? "", maxlength: 200, placeholder: "text in a line"});
   const follow = h("input", {type: "checkbox", checked: true, id: "follow-log"});
   const fault = faultLine();
@@ -202,7 +202,7 @@ function logs(root, query) {
     append(page.lines, at === null);
     at = page.next;
   }
-  /** Keeps the view at the end if it was there. */
+  /** Appends lines. If the view was scrolled to the end, it stays there. */
   function append(lines, isFirst) {
     const isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < 40;
     if (isFirst) replace(list);
@@ -246,7 +246,7 @@ function audit(root) {
       {title: "Target", cell: row => row.target},
       {title: "Outcome", cell: row => badge(row.outcome, row.outcome === "ok" ? "good" : "bad")},
     ],
-    empty: () => emptyState("No line yet", "Admin actions and refused authentications are written here."),
+    empty: () => emptyState("No entries yet", "Admin actions and rejected authentications are recorded here."),
   });
   root.append(fault.element, body);
   return poll(async signal => {
@@ -294,7 +294,7 @@ async function config(root) {
   filter();
 }
 
-/** As a person writes it. */
+/** A setting's value as text. */
 function settingText(value) {
   if (value === null || value === "") return "not set";
   if (Array.isArray(value)) return value.join(", ") || "none";
