@@ -241,7 +241,7 @@ def test_infer_mask_of_another_size_is_one_sentence(
     stand_in.result = {"detections": [PERSON | {"mask": MASKED | {"size": [10, 12]}}]}
     answer = penstock("infer", "seer", photo, "--json", "--url", stand_in.url, "--draw", tmp_path / "out.png")
     assert answer.exit_code == 1
-    assert "a mask is of 12x10 pixels, the picture of 100x100" in answer.stdout
+    assert "a mask has 12x10 pixels, but the image has 100x100" in answer.stdout
     assert not (tmp_path / "out.png").exists()
 
 
@@ -295,7 +295,7 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
         (
             200,
             json.dumps({"model_name": "a", "model_version": "1", "results": [], "timings_ms": {}, "batch_size": 1}),
-            "its answer has no result",
+            "the response has no result",
         ),
     ],
 )
@@ -390,7 +390,7 @@ def test_infer_malformed_url_is_refused(penstock: Call, photo: Path, url: str) -
     """The message for an invalid address has an example."""
     answer = penstock("infer", "people", photo, "--url", url)
     assert answer.exit_code == 1
-    assert "is not a gateway's address: give one such as http://127.0.0.1:8000" in answer.stderr
+    assert "is not a gateway URL: give one such as http://127.0.0.1:8000" in answer.stderr
 
 
 def test_infer_unreadable_file_is_one_sentence(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:

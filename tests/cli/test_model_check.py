@@ -122,10 +122,14 @@ def _with_output(**members: object) -> Callable[[Head, bytes], tuple[Head, bytes
         (_with_output(shape=[3, 1]), "differs", "output 'y' has shape [3, 1]; expected [1, 3]"),
         (_with_output(datatype="INT32"), "differs", "output 'y' is INT32; expected FP32"),
         (_with_output(name="z"), "differs", "output 'y' is not among the outputs that came ('z')"),
-        (lambda head, data: (head, data[:-1]), "cannot run", "the answer is truncated: 'y' has 12 bytes, 11 came"),
-        (lambda head, data: (head, data + b"x"), "cannot run", "1 bytes of the answer belong to no output"),
-        (_with_output(parameters={}), "cannot run", "output 'y' came without its bytes"),
-        (lambda head, data: ({}, data), "cannot run", "the answer is not KServe v2's"),
+        (
+            lambda head, data: (head, data[:-1]),
+            "cannot run",
+            "the response is truncated: output 'y' has 12 bytes, 11 received",
+        ),
+        (lambda head, data: (head, data + b"x"), "cannot run", "the response has 1 bytes after the last output"),
+        (_with_output(parameters={}), "cannot run", "output 'y' has no binary data"),
+        (lambda head, data: ({}, data), "cannot run", "the response is not a KServe v2 inference response"),
     ],
 )
 def test_check_of_a_wrong_answer_tells_what_is_wrong(

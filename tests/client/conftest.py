@@ -1,4 +1,4 @@
-"""A stand-in for the gateway, a client of it, and servers that answer what a test wants byte by byte."""
+"""Fixtures of the client's tests: a fake gateway, clients of it, and servers that send raw bytes."""
 
 import asyncio
 import contextvars
@@ -21,21 +21,21 @@ Serve = Callable[[socket.socket], None]
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of this machine."""
+    """Removes PENSTOCK_ variables from the environment."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def client(stand_in: StandIn) -> Iterator[Client]:
-    """A client of the stand-in that never tries again."""
+    """A client of the fake gateway, without retries."""
     with Client(stand_in.url, api_key="", retries=0) as made:
         yield made
 
 
 @contextmanager
 def raw_server(serve: Serve) -> Iterator[str]:
-    """The address of a server that calls `serve` with each connection, in a thread of its own."""
+    """The URL of a server that calls `serve` with each connection, in a new thread."""
     listener = socket.create_server(("127.0.0.1", 0))
     connections: list[socket.socket] = []
 
@@ -66,7 +66,7 @@ def _served(serve: Serve, connection: socket.socket) -> None:
 
 
 def read_request(connection: socket.socket) -> bytes:
-    """The head and the body of one request; empty when the client has closed the connection."""
+    """Head and body of one request; empty if the client has closed the connection."""
     received = b""
     while b"\r\n\r\n" not in received:
         if not (chunk := connection.recv(65536)):
@@ -81,7 +81,7 @@ def read_request(connection: socket.socket) -> bytes:
 
 
 def answer_with(*answers: bytes) -> Serve:
-    """Serves each connection's requests with these answers in turn, over all connections; then closes.
+    """Sends one of these responses per request, in order over all connections; then closes.
 
     After an empty answer the connection is closed, too.
     """
@@ -105,7 +105,7 @@ def http_answer(status: int, body: bytes, *headers: str) -> bytes:
 
 
 class BlockingAsyncClient:
-    """AsyncClient behind Client's interface, so that one test suite holds for both."""
+    """AsyncClient with Client's synchronous interface, so that each test runs for both."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -131,13 +131,13 @@ Make = Callable[..., Any]
 
 @pytest.fixture(params=[Client, BlockingAsyncClient])
 def make(request: pytest.FixtureRequest) -> Make:
-    """Makes a client of each kind."""
+    """The constructor of Client, then of AsyncClient."""
     kind: Make = request.param
     return kind
 
 
 @contextmanager
 def client_of(make: Make, *answers: bytes, api_key: str = "") -> Iterator[Any]:
-    """A client, without retries, of a server that gives these answers in turn."""
+    """A client, without retries, of a server that sends these responses in order."""
     with raw_server(answer_with(*answers)) as url, make(url, api_key=api_key, retries=0) as made:
         yield made

@@ -1,4 +1,4 @@
-"""The client's requests, and its values and errors from the answers of a stand-in."""
+"""Requests of the client, and the results and errors that it makes from responses of a fake gateway."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ from tests.client.conftest import PICTURE
 
 
 def test_results_are_iterated_as_objects_and_read_as_arrays(client: Client, stand_in: StandIn) -> None:
-    """Labels and scores of each object; corners (n, 4) float32."""
+    """Objects have label and score; the corners are an array (n, 4) float32."""
     result = client.infer("ppe", PICTURE)
     assert isinstance(result, DetectionResult)
     assert [(one.label, one.score) for one in result] == [("person", 0.912345), ("dog", 0.41)]
@@ -40,8 +40,8 @@ def test_results_are_iterated_as_objects_and_read_as_arrays(client: Client, stan
     assert stand_in.asked[0].body == PICTURE
 
 
-def test_options_become_the_query_and_a_misspelt_one_is_refused(client: Client, stand_in: StandIn) -> None:
-    """Classes are joined; an unknown option is a TypeError, as of any function."""
+def test_options_become_query_parameters_and_an_unknown_one_is_a_type_error(client: Client, stand_in: StandIn) -> None:
+    """`classes` is sent as a comma-separated list; a misspelt option raises TypeError."""
     client.infer("a b", PICTURE, conf=0.5, iou=0.4, classes=["person", 2], max_detections=3, masks="none", version="2")
     (asked,) = stand_in.asked
     assert asked.path == "/v2/models/a%20b/versions/2/image"
@@ -50,8 +50,8 @@ def test_options_become_the_query_and_a_misspelt_one_is_refused(client: Client, 
         client.infer("ppe", PICTURE, cnof=0.5)  # type: ignore[call-overload]
 
 
-def test_pictures_of_every_kind_are_sent_encoded(client: Client, stand_in: StandIn, tmp_path: Path) -> None:
-    """A path, a path's text, bytes, an array in both channel orders, a grey one, an image of PIL."""
+def test_every_kind_of_image_is_sent_encoded(client: Client, stand_in: StandIn, tmp_path: Path) -> None:
+    """Paths, bytes, BGR, RGB and grayscale arrays, PIL images and URLs are accepted."""
     path = tmp_path / "a.jpg"
     path.write_bytes(PICTURE)
     red = np.zeros((16, 16, 3), np.uint8)
@@ -73,23 +73,23 @@ def test_pictures_of_every_kind_are_sent_encoded(client: Client, stand_in: Stand
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        (np.zeros((4, 4), np.float32), r"shape \(4, 4\) and dtype float32 is not a picture: give \(height, width, 3\)"),
-        (np.zeros((0, 4, 3), np.uint8), "4 x 0 pixels cannot be sent"),
+        (np.zeros((4, 4), np.float32), r"shape \(4, 4\) and dtype float32 is not an image: give \(height, width, 3\)"),
+        (np.zeros((0, 4, 3), np.uint8), "4 x 0 pixels is empty or too large"),
         (Path("gone.jpg"), "gone.jpg cannot be read"),
-        (3.5, "a float is not a picture"),
+        (3.5, "a float is not an image"),
     ],
 )
-def test_what_is_not_a_picture_is_refused_before_it_is_sent(
+def test_invalid_image_is_rejected_before_it_is_sent(
     client: Client, stand_in: StandIn, source: object, sentence: str
 ) -> None:
-    """One sentence says what was given and what to give."""
+    """The error names the value and what to pass instead."""
     with pytest.raises(InvalidRequest, match=sentence):
         client.infer("ppe", source)  # type: ignore[call-overload]
     assert stand_in.asked == []
 
 
-def test_list_is_answered_by_a_list_and_a_batch_in_its_order(client: Client, stand_in: StandIn) -> None:
-    """infer_batch takes no more pictures than are in flight: the iterable is read as results are taken."""
+def test_list_returns_a_list_and_infer_batch_keeps_the_order(client: Client, stand_in: StandIn) -> None:
+    """infer_batch reads the iterable only as fast as results are consumed."""
     assert [len(one) for one in client.infer("ppe", [PICTURE, PICTURE])] == [2, 2]
     taken: list[int] = []
 
@@ -105,7 +105,7 @@ def test_list_is_answered_by_a_list_and_a_batch_in_its_order(client: Client, sta
 
 
 def test_batch_that_is_not_read_to_its_end_leaves_no_thread(client: Client) -> None:
-    """Closing the iterator ends its threads."""
+    """Closing the iterator of infer_batch ends its threads."""
     results = client.infer_batch("ppe", [PICTURE] * 20, concurrency=2)
     next(results)
     results.close()  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def test_batch_that_is_not_read_to_its_end_leaves_no_thread(client: Client) -> N
 
 
 def test_models_are_listed_loaded_and_described(client: Client, stand_in: StandIn) -> None:
-    """States with reasons; inputs with shapes; parameters of the card."""
+    """Models have states with reasons, inputs with shapes, and parameters."""
     stand_in.index = [{"name": "ppe", "version": "1", "state": "UNAVAILABLE", "reason": "out of memory"}]
     stand_in.parameters = {"labels": "a;b"}
     (row,) = client.models.list()
@@ -127,7 +127,7 @@ def test_models_are_listed_loaded_and_described(client: Client, stand_in: StandI
 
 
 def test_model_file_is_sent_with_its_settings(client: Client, stand_in: StandIn, tmp_path: Path) -> None:
-    """The file is the body; the model's name is the file's, and settings are the query."""
+    """The body is the file, the default name is the file's name, and settings are query parameters."""
     (tmp_path / "best (1).onnx").write_bytes(b"onnx" * 1000)
     added = {"name": "n", "layout": "yolov8", "max_batch_size": 8, "batches": "", "evidence": [], "warnings": []}
     stand_in.refusals["/add"] = (200, json.dumps(added | {"state": "READY"}), {})
@@ -140,7 +140,7 @@ def test_model_file_is_sent_with_its_settings(client: Client, stand_in: StandIn,
 
 
 def test_tensors_go_and_come_as_binary(client: Client) -> None:
-    """The stand-in's model adds one."""
+    """Tensors arrive with their values; the fake model adds one."""
     answer = client.infer_tensors("m", {"x": np.ones((2, 3), np.float32)})
     assert answer["y"].tolist() == [[2.0] * 3] * 2
     with pytest.raises(InvalidRequest, match="complex64"):
@@ -166,10 +166,10 @@ def test_tensors_go_and_come_as_binary(client: Client) -> None:
         (599, {}, InferenceError),
     ],
 )
-def test_refusal_is_an_error_of_the_gateways_own_tree(
+def test_error_response_raises_the_matching_error_class(
     client: Client, stand_in: StandIn, status: int, headers: dict[str, str], kind: type[InferenceError]
 ) -> None:
-    """Its text is the gateway's sentence, and it says when to come back."""
+    """The error has the gateway's message and its Retry-After in seconds."""
     stand_in.refusals["/image"] = (status, '{"error": "the sentence"}', headers)
     with pytest.raises(InferenceError) as caught:
         client.infer("ppe", PICTURE)
@@ -177,8 +177,8 @@ def test_refusal_is_an_error_of_the_gateways_own_tree(
     assert caught.value.retry_after_s == (7.0 if "Retry-After" in headers else None)
 
 
-def test_key_is_sent_and_shown_nowhere(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken from the environment, too; repr and errors do not have it."""
+def test_key_is_sent_and_never_printed(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key can come from the environment; repr and errors do not contain it."""
     stand_in.key = "secret-1"
     monkeypatch.setenv("PENSTOCK_GATEWAY_URL", stand_in.url)
     monkeypatch.setenv("PENSTOCK_API_KEY", "secret-1")
@@ -188,35 +188,36 @@ def test_key_is_sent_and_shown_nowhere(stand_in: StandIn, monkeypatch: pytest.Mo
     with Client(api_key="secret-2") as wrong, pytest.raises(Unauthenticated) as caught:
         wrong.infer("ppe", PICTURE)
     assert str(caught.value) == (
-        f"{stand_in.url} refused the API key (the API key is unknown): give a valid key: api_key, or PENSTOCK_API_KEY"
+        f"{stand_in.url} refused the API key (the API key is unknown): "
+        "give a valid key as `api_key` or PENSTOCK_API_KEY"
     )
     with Client(api_key="") as anonymous, pytest.raises(Unauthenticated, match="requires an API key"):
         anonymous.infer("ppe", PICTURE)
-    with pytest.raises(InvalidRequest, match="characters that no HTTP header allows"):
+    with pytest.raises(InvalidRequest, match="characters that HTTP headers do not allow"):
         Client(api_key="a\nb")
 
 
 @pytest.mark.parametrize(
     "url", ["", "localhost:8000", "ftp://a", "http://", "http://u:p@a", "http://a?b=c", "http://a:b"]
 )
-def test_wrong_address_is_refused_at_once(url: str) -> None:
-    """One sentence, before any connection."""
-    with pytest.raises(InvalidRequest, match="address"):
+def test_invalid_url_is_rejected_by_the_constructor(url: str) -> None:
+    """The error comes before any connection is opened."""
+    with pytest.raises(InvalidRequest, match="gateway URL"):
         Client(url)
 
 
-def test_nothing_that_listens_is_a_clear_error() -> None:
-    """With the address and what to do."""
+def test_refused_connection_names_the_url_and_what_to_do() -> None:
+    """The error names the URL, the command that starts the gateway, and the variable."""
     with Client("http://127.0.0.1:9", retries=0) as alone, pytest.raises(GatewayUnreachable) as caught:
         alone.health()
     assert str(caught.value) == (
-        "nothing answers at http://127.0.0.1:9: start it with `penstock up`, or give its address: url, or "
+        "nothing answers at http://127.0.0.1:9: start it with `penstock up`, or give its URL as `url` or "
         "PENSTOCK_GATEWAY_URL"
     )
 
 
 def test_classification_has_a_top_class(client: Client, stand_in: StandIn) -> None:
-    """The likeliest class, or None."""
+    """`top` is the class with the highest score, or None."""
     stand_in.result = {"classes": [{"class_id": 3, "label": "cat", "score": 0.75}]}
     result = client.infer("cls", PICTURE)
     assert isinstance(result, ClassificationResult)

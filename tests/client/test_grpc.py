@@ -1,4 +1,4 @@
-"""Tensors over gRPC, from a server of the test's own."""
+"""Tensors over gRPC, with a fake server."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ ONES = {"x": np.ones((1, 4), np.float32)}
 
 @contextmanager
 def grpc_server(handler: Handler) -> Iterator[str]:
-    """The address of a server that answers ModelInfer by the handler."""
+    """The address of a server whose ModelInfer is `handler`."""
     method = grpc.unary_unary_rpc_method_handler(handler)
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers(
@@ -46,19 +46,19 @@ def grpc_server(handler: Handler) -> Iterator[str]:
 
 
 def doubled(message: bytes, context: grpc.ServicerContext) -> bytes:
-    """Outputs twice the input."""
+    """ModelInfer of a model that doubles its input."""
     request = decode_request(message)
     output = tensor_from_numpy("y", request.inputs[0].to_numpy() * 2)
     return encode_response(InferResponse(request.model_name, "1", (output,)))
 
 
 def client_of(make: Make, address: str, **options: Any) -> Any:
-    """A client whose tensors go over gRPC; nothing listens at its HTTP port."""
+    """A client with protocol gRPC; nothing listens on its HTTP port."""
     return make("http://127.0.0.1:9", protocol="grpc", grpc_address=address, retries=0, **options)
 
 
 def test_tensors_go_over_grpc_with_the_key(make: Make) -> None:
-    """The deadline of a block is gRPC's; without one, gRPC has none, so that the model's own holds."""
+    """The deadline of a block becomes the deadline of the gRPC call; without one, the call has none."""
     seen: list[tuple[str, bool]] = []
 
     def handler(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -88,10 +88,10 @@ def test_tensors_go_over_grpc_with_the_key(make: Make) -> None:
         ),
     ],
 )
-def test_status_is_an_error_of_the_tree(
+def test_grpc_status_raises_the_matching_error_class(
     make: Make, code: grpc.StatusCode, metadata: tuple[tuple[str, str], ...], kind: type[Exception], sentence: str
 ) -> None:
-    """By its code and the gateway's reason, with the seconds to wait."""
+    """The status code and the reason select the class; retry-after is in seconds."""
 
     def handler(message: bytes, context: grpc.ServicerContext) -> bytes:
         context.set_trailing_metadata(metadata)
@@ -105,7 +105,7 @@ def test_status_is_an_error_of_the_tree(
 
 
 def test_silent_and_absent_servers_end_within_the_deadline(make: Make) -> None:
-    """A server that never answers, and one that is not there."""
+    """A server that never responds and one that is not running both raise within the deadline."""
 
     def never(message: bytes, context: grpc.ServicerContext) -> bytes:
         while context.is_active():
@@ -121,10 +121,10 @@ def test_silent_and_absent_servers_end_within_the_deadline(make: Make) -> None:
         client.infer_tensors("m", ONES)
 
 
-def test_large_and_malformed_answers_are_errors(make: Make) -> None:
-    """An answer over the limit is not taken, and bytes that are no message are one sentence."""
+def test_large_and_malformed_responses_are_errors(make: Make) -> None:
+    """A response over the size limit and a malformed message raise an error of one sentence."""
     larger = pytest.raises(TooLarge, match=r"larger than max")
-    with grpc_server(doubled) as address, client_of(make, address, max_answer_bytes=1000) as client, larger:
+    with grpc_server(doubled) as address, client_of(make, address, max_response_bytes=1000) as client, larger:
         client.infer_tensors("m", {"x": np.ones(1000, np.float32)})
     malformed = pytest.raises(EngineFailed, match="answered bytes that are no ModelInferResponse")
     with grpc_server(lambda *_: b"\xff\xff") as address, client_of(make, address) as client, malformed:

@@ -1,4 +1,4 @@
-"""A server that is not a gateway, or a hostile one: a clear error within the deadline, and bounded memory."""
+"""Servers that are hostile or not a gateway cause a clear error within the deadline, in bounded memory."""
 
 import json
 import socket
@@ -28,8 +28,8 @@ ANSWER = {"model_name": "m", "model_version": "1", "timings_ms": {}, "batch_size
         json.dumps(ANSWER | {"results": [{"classes": [{"class_id": 1 << 70, "label": "", "score": 1}]}]}).encode(),
     ],
 )
-def test_wrong_body_says_that_it_is_not_a_gateway(make: Make, body: bytes) -> None:
-    """One sentence, with the address, of at most some hundred characters."""
+def test_unexpected_body_raises_that_it_is_not_a_gateway(make: Make, body: bytes) -> None:
+    """The error is one short sentence with the URL."""
     wrong = pytest.raises(
         ConnectionFailed, match=r"the server at http://127\.0\.0\.1:\d+ is not a gateway .*check the address"
     )
@@ -46,18 +46,18 @@ def test_wrong_body_says_that_it_is_not_a_gateway(make: Make, body: bytes) -> No
         (http_answer(404, b'{"error": "no"}'), r"is not a gateway \(no\)"),
         (http_answer(204, b""), "is not a gateway"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "broke"),
-        (b"", "closed the connection without an answer"),
+        (b"", "closed the connection without a response"),
     ],
 )
-def test_wrong_answer_is_one_sentence(make: Make, answer: bytes, sentence: str) -> None:
-    """What came, and what to check."""
+def test_malformed_response_raises_one_sentence(make: Make, answer: bytes, sentence: str) -> None:
+    """The error says what was received and what to check."""
     with client_of(make, answer) as client, pytest.raises(ConnectionFailed, match=sentence):
         client.health()
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 100000000000", "Transfer-Encoding: chunked"])
 def test_huge_body_is_not_read_to_its_end(make: Make, framing: str) -> None:
-    """The connection is closed when the limit is passed; what was read is not kept."""
+    """The connection is closed once the body exceeds the limit."""
     sent = threading.Event()
 
     def flood(connection: socket.socket) -> None:
@@ -70,15 +70,15 @@ def test_huge_body_is_not_read_to_its_end(make: Make, framing: str) -> None:
         finally:
             sent.set()
 
-    with raw_server(flood) as url, make(url, retries=0, max_answer_bytes=1 << 20) as client:
-        with pytest.raises(ConnectionFailed, match="more than 1048576 bytes"):
+    with raw_server(flood) as url, make(url, retries=0, max_response_bytes=1 << 20) as client:
+        with pytest.raises(ConnectionFailed, match="exceeds 1048576 bytes"):
             client.infer("m", PICTURE)
         assert sent.wait(10.0)
 
 
 @pytest.mark.parametrize("kind", ["silent", "head by the byte", "body by the byte"])
-def test_server_that_never_ends_its_answer_is_left_at_the_deadline(make: Make, kind: str) -> None:
-    """Also one that sends a byte now and then, in the head or in the body."""
+def test_response_that_never_ends_raises_at_the_deadline(make: Make, kind: str) -> None:
+    """A server that sends single bytes cannot extend the deadline."""
     is_left = threading.Event()
 
     def dribble(connection: socket.socket) -> None:
@@ -96,8 +96,8 @@ def test_server_that_never_ends_its_answer_is_left_at_the_deadline(make: Make, k
         is_left.set()
 
 
-def test_redirect_is_not_followed_and_the_key_stays(make: Make) -> None:
-    """The other host gets no request at all; the sentence names it without its path."""
+def test_redirect_is_not_followed_and_the_key_is_not_sent(make: Make) -> None:
+    """The other host gets no request; the error names it without its path."""
     asked: list[bytes] = []
 
     def other(connection: socket.socket) -> None:
@@ -111,16 +111,16 @@ def test_redirect_is_not_followed_and_the_key_stays(make: Make) -> None:
     assert (asked, "secret" in str(caught.value)) == ([], False)
 
 
-def test_error_that_is_an_attack_on_a_terminal_or_very_long_is_cut(make: Make) -> None:
-    """At most two thousand characters of the server's text."""
+def test_long_error_text_of_a_server_is_truncated(make: Make) -> None:
+    """At most 2000 characters of the server's text are shown."""
     body = json.dumps({"error": "x" * 1_000_000}).encode()
     with client_of(make, http_answer(400, body)) as client, pytest.raises(InferenceError) as caught:
         client.infer("m", PICTURE)
     assert len(str(caught.value)) == 2000
 
 
-def test_tensors_that_do_not_fit_their_bytes_are_refused(make: Make) -> None:
-    """Truncated, with bytes left over, or without their length."""
+def test_tensors_whose_sizes_do_not_match_the_data_are_rejected(make: Make) -> None:
+    """Binary data that is too short, too long or without a size raises an error."""
     import numpy as np
 
     def answer(size: object, data: bytes) -> bytes:
@@ -128,7 +128,7 @@ def test_tensors_that_do_not_fit_their_bytes_are_refused(make: Make) -> None:
         head = json.dumps({"outputs": [output]}).encode()
         return http_answer(200, head + data, f"Inference-Header-Content-Length: {len(head)}")
 
-    cases = {"is truncated": (8, bytes(4)), "belong to no output": (4, bytes(8)), "without its bytes": (-1, b"")}
+    cases = {"is truncated": (8, bytes(4)), "after the last output": (4, bytes(8)), "no binary data": (-1, b"")}
     for sentence, (size, data) in cases.items():
         with client_of(make, answer(size, data)) as client, pytest.raises(EngineFailed, match=sentence):
             client.infer_tensors("m", {"x": np.ones(1, np.float32)})

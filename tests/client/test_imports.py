@@ -1,4 +1,4 @@
-"""What the client imports, in a process of its own."""
+"""Packages that the client imports, checked in a new process."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ URLLIB3 = {"urllib3", "_brotli", "brotli", "brotlicffi", "zstandard", "backports
 
 
 def third_party(statement: str) -> set[str]:
-    """The packages that the statement loads, besides the standard library and Penstock."""
+    """Packages that the statement loads, except the standard library and Penstock."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM.format(statement=statement)],
         capture_output=True, text=True, timeout=60, check=True,
@@ -25,12 +25,12 @@ def third_party(statement: str) -> set[str]:
 
 
 def test_import_of_the_package_loads_nothing() -> None:
-    """`import penstock` loads no other package, and no module of the client."""
+    """`import penstock` loads no other package and no module of the client."""
     assert third_party("import penstock; assert 'penstock.client' not in sys.modules") == set()
 
 
 def test_client_loads_numpy_and_the_http_library() -> None:
-    """No gRPC, OpenCV, pandas or web framework; the asynchronous one loads its HTTP library on use."""
+    """gRPC, OpenCV, pandas and web frameworks are not loaded; AsyncClient loads aiohttp on first use."""
     loaded = third_party("from penstock import Client")
     assert {"numpy", "urllib3"} <= loaded
     assert loaded - URLLIB3 == {"numpy"}
@@ -38,7 +38,7 @@ def test_client_loads_numpy_and_the_http_library() -> None:
 
 
 def test_unknown_name_of_the_package_is_an_attribute_error() -> None:
-    """As for any module."""
+    """`penstock.no_such_name` raises AttributeError."""
     import penstock
 
     with pytest.raises(AttributeError, match="'penstock' has no attribute 'Clint'"):

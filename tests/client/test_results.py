@@ -14,7 +14,7 @@ import pytest
 import supervision as sv
 
 from penstock.client import DepthResult, DetectionResult, EmbeddingResult, Result, SegmentationResult, TextResult
-from penstock.client.results import result_of_answer
+from penstock.client.results import result_of_response
 from penstock.gateway.rest.image_results import result_json
 from penstock.protocol.batch_reports import RequestExplanation
 from penstock.protocol.errors import InvalidRequest, NotSupported
@@ -40,11 +40,11 @@ MASKS = (Mask(HEIGHT, WIDTH, 10, 20, BITS), Mask(HEIGHT, WIDTH, 50, 30, BITS))
 
 
 def result_of(found: VisionResult, masks: MaskForm = MaskForm.RLE, picture: bytes = b"", model: str = "m") -> Any:
-    """The client's result of the gateway's JSON."""
+    """The client's result for the JSON that the gateway sends."""
     answer = ImageAnswer(model, "1", [result_json(found, LABELS, masks)], {"infer": 2.0, "total": 3.5}, 4)
     answer.explain = [EXPLANATION]
     read = msgspec.json.decode(msgspec.json.encode(answer), type=ImageAnswer)
-    return result_of_answer(read, picture or jpeg(WIDTH, HEIGHT))
+    return result_of_response(read, picture or jpeg(WIDTH, HEIGHT))
 
 
 def boxes(**more: Any) -> Detections:
@@ -53,8 +53,8 @@ def boxes(**more: Any) -> Detections:
     return Detections(corners, np.array([0.9, 0.5], np.float32), np.array([1, 2], np.int64), **more)
 
 
-def test_detections_become_a_table_and_supervisions_detections() -> None:
-    """With names, masks of the whole picture, keypoints and oriented boxes."""
+def test_detections_convert_to_pandas_and_supervision() -> None:
+    """Class names, masks of the image's size, keypoints and oriented boxes are converted."""
     keypoints = np.ones((2, 3, 3), np.float32)
     xywhr = np.array([[20, 30, 20, 20, 0], [60, 40, 20, 20, 0.5]], np.float32)
     result = result_of(boxes(masks=MASKS, keypoints=keypoints, xywhr=xywhr))
@@ -75,8 +75,8 @@ def test_detections_become_a_table_and_supervisions_detections() -> None:
     assert (result.keypoints.shape, result.xywhr.shape) == ((2, 3, 3), (2, 5))
 
 
-def test_masks_are_the_same_as_outlines() -> None:
-    """A polygon has the picture's size from the picture's header; without masks there are none."""
+def test_run_lengths_and_polygons_give_equal_masks() -> None:
+    """Masks from polygons have the size in the image's header; without masks the result is None."""
     square = Mask(HEIGHT, WIDTH, 10, 20, np.ones((5, 7), np.bool_))
     outlined = result_of(boxes(masks=(square, square)), MaskForm.POLYGON)
     encoded = result_of(boxes(masks=(square, square)))
@@ -84,8 +84,8 @@ def test_masks_are_the_same_as_outlines() -> None:
     assert result_of(boxes()).masks is None
 
 
-def test_other_kinds_have_their_arrays() -> None:
-    """Vectors, lines of text, areas, depth."""
+def test_other_results_have_their_arrays() -> None:
+    """Embeddings, text lines, areas and depth maps convert to arrays."""
     vector = result_of(Embedding(np.array([0.5, 1.5], np.float32)))
     assert isinstance(vector, EmbeddingResult)
     assert (vector.vector.tolist(), repr(vector)) == ([0.5, 1.5], "<EmbeddingResult of m: 2 values>")
@@ -106,8 +106,8 @@ def test_other_kinds_have_their_arrays() -> None:
         assert one.draw().shape == (HEIGHT, WIDTH, 3)
 
 
-def test_drawing_saves_itself_and_leaves_the_given_array_alone(tmp_path: Path) -> None:
-    """Into the picture that was sent, or into a copy of an array."""
+def test_drawing_can_be_saved_and_does_not_change_the_given_array(tmp_path: Path) -> None:
+    """draw() draws on the image that was sent, or on a copy of an array."""
     result = result_of(boxes())
     drawn = result.draw()
     assert (drawn != 128).any()
@@ -117,15 +117,15 @@ def test_drawing_saves_itself_and_leaves_the_given_array_alone(tmp_path: Path) -
     assert result.draw(given).any()
     assert not given.any()
     for path, sentence in (
-        (tmp_path / "out.txt", "no picture's suffix"),
+        (tmp_path / "out.txt", "unsupported image format"),
         (tmp_path / "no" / "a.jpg", "cannot be written"),
     ):
         with pytest.raises(InvalidRequest, match=sentence):
             drawn.save(path)
 
 
-def test_notebook_shows_the_picture_and_escapes_every_text() -> None:
-    """The picture is in the page; names, labels and explanations of a hostile server are text."""
+def test_notebook_html_has_the_image_and_escapes_all_text() -> None:
+    """The image is a data URL; names, labels and explanations of a hostile server are escaped."""
     result = result_of(boxes(), model="<script>alert(1)</script>", picture=jpeg(2000, 1200))
     shown = result._repr_html_()
     assert set(re.findall(r"<(\w+)", shown)) == {"div", "img", "table", "tr", "th", "td"}
@@ -137,20 +137,20 @@ def test_notebook_shows_the_picture_and_escapes_every_text() -> None:
     assert "waited &lt;b&gt;" in shown
 
 
-def test_masks_of_another_size_are_refused() -> None:
-    """A hostile server's mask of a billion pixels is not made."""
+def test_masks_of_another_size_are_rejected() -> None:
+    """A mask or depth map of a billion pixels is rejected before it is allocated."""
     result = result_of(boxes(masks=MASKS), picture=jpeg(10, 10))
-    with pytest.raises(InvalidRequest, match="a mask is of 100x60 pixels, the picture of 10x10"):
+    with pytest.raises(InvalidRequest, match="a mask has 100x60 pixels, but the image has 10x10"):
         result.draw()
     depth = result_of(DepthMap(np.ones((HEIGHT, WIDTH), np.float32)))
     depth.found.depth.size = [1 << 20, 1 << 20]
-    with pytest.raises(ValueError, match="not of the size that is stated"):
+    with pytest.raises(ValueError, match="its size field says"):
         _ = depth.values
 
 
 @pytest.mark.parametrize("package", ["pandas", "supervision"])
 def test_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence, with what to install."""
+    """The error names the package to install."""
     real = builtins.__import__
 
     def without(name: str, *words: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is sent again, when, and within which deadline."""
+"""Which requests are retried, after what delay, and within which deadline."""
 
 import asyncio
 import math
@@ -33,7 +33,7 @@ DONE = http_answer(200, b'[{"name": "ppe"}]')
 
 
 def exchange_of(operation: Operation[Any], *, deadline: float = math.inf, retries: int = 2) -> Exchange[Any]:
-    """An exchange that begins at 100 s of a clock of its own."""
+    """An exchange that starts at 100 s of a fake clock."""
     return Exchange(operation, read_options("http://a", "key", retries=retries), now=100.0, deadline=deadline)
 
 
@@ -54,10 +54,10 @@ def exchange_of(operation: Operation[Any], *, deadline: float = math.inf, retrie
         (LOAD, GatewayUnreachable("nothing answers"), True),  # it was not sent
     ],
 )
-def test_only_what_may_run_twice_and_may_help_is_sent_again(
+def test_only_idempotent_requests_and_transient_errors_are_retried(
     operation: Operation[Any], error: InferenceError, is_retried: bool
 ) -> None:
-    """Anything else raises its own error at once."""
+    """All other errors are raised immediately."""
     exchange = exchange_of(operation)
     if is_retried:
         assert exchange.delay_s(error, 100.0) > 0
@@ -67,8 +67,8 @@ def test_only_what_may_run_twice_and_may_help_is_sent_again(
     assert caught.value is error
 
 
-def test_delays_grow_keep_retry_after_and_end() -> None:
-    """Exponential with jitter, at least Retry-After, and no more attempts than retries."""
+def test_backoff_grows_and_honours_retry_after() -> None:
+    """Backoff is exponential with jitter and at least Retry-After; attempts are limited."""
     delays = [exchange_of(INFER).delay_s(BROKEN, 100.0) for _ in range(50)]
     assert 0.05 <= min(delays) < max(delays) <= 0.1
     assert exchange_of(INFER).delay_s(Overloaded("full", retry_after_s=3.0), 100.0) == 3.0
@@ -79,16 +79,16 @@ def test_delays_grow_keep_retry_after_and_end() -> None:
         exchange.delay_s(BROKEN, 100.0)
 
 
-def test_retry_that_would_be_late_is_not_waited_for() -> None:
-    """The error comes at once, not at the deadline."""
+def test_retry_that_would_miss_the_deadline_raises_immediately() -> None:
+    """The error is raised immediately, not at the deadline."""
     with pytest.raises(Overloaded):
         exchange_of(INFER, deadline=102.0).delay_s(Overloaded("full", retry_after_s=3.0), 100.0)
-    with pytest.raises(DeadlineExceeded, match="no time is left"):
+    with pytest.raises(DeadlineExceeded, match="the deadline expired"):
         exchange_of(INFER, deadline=102.0).attempt(102.5)
 
 
-def test_gateway_is_given_the_deadline_that_is_left() -> None:
-    """In milliseconds, less at the second attempt; without a deadline, the model's own holds."""
+def test_remaining_time_is_sent_to_the_gateway() -> None:
+    """The header has the remaining milliseconds of each attempt; without a deadline it is absent."""
     exchange = exchange_of(INFER, deadline=102.0)
     assert exchange.attempt(100.5).headers[TIMEOUT_HEADER] == "1500.000"
     assert exchange.attempt(101.0).headers[TIMEOUT_HEADER] == "1000.000"
@@ -98,7 +98,7 @@ def test_gateway_is_given_the_deadline_that_is_left() -> None:
 
 
 def test_nested_deadlines_only_shrink() -> None:
-    """The inner block cannot end later than the outer one, and after it the outer one holds again."""
+    """An inner block cannot extend the deadline, and the outer deadline applies again after it."""
     with Client("http://127.0.0.1:9").deadline(10.0):
         outer = deadlines.current_deadline()
         with deadlines.deadline(1.0):
@@ -113,7 +113,7 @@ def test_nested_deadlines_only_shrink() -> None:
 
 
 async def test_deadline_of_a_task_is_not_another_tasks() -> None:
-    """Tasks that begin in the block have its deadline; others have none."""
+    """Tasks that start in the block have its deadline; others have none."""
 
     async def seen() -> float:
         return deadlines.current_deadline()
@@ -125,8 +125,8 @@ async def test_deadline_of_a_task_is_not_another_tasks() -> None:
         assert (await outside, await inside < math.inf) == (math.inf, True)
 
 
-def test_broken_connection_and_full_gateway_are_tried_again(make: Make) -> None:
-    """The second attempt succeeds: of a connection that is closed, and after Retry-After."""
+def test_broken_connection_and_503_are_retried(make: Make) -> None:
+    """The second attempt succeeds after a closed connection and after 503 with Retry-After."""
     with raw_server(answer_with(b"", DONE)) as url, make(url, retries=1) as client:
         (row,) = client.run(operations.repository_index())
         assert row.name == "ppe"
@@ -136,8 +136,8 @@ def test_broken_connection_and_full_gateway_are_tried_again(make: Make) -> None:
         assert time.monotonic() - begin >= 1.0
 
 
-def test_connection_is_used_again(make: Make) -> None:
-    """Two requests go over one connection, also after an error."""
+def test_connection_is_reused(make: Make) -> None:
+    """Two requests use one connection, also after an error response."""
     error = http_answer(400, b'{"error": "no"}')
     with raw_server(answer_with(DONE, error, DONE)) as url, make(url, retries=0) as client:
         client.run(operations.repository_index())

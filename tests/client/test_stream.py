@@ -1,4 +1,4 @@
-"""Frames of videos, cameras and iterables with their results."""
+"""Results for frames of videos, cameras and iterables."""
 
 import threading
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from tests.deepstream_pipeline.clips import write_clip
 
 
 def frame(number: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """A picture of one brightness."""
+    """A frame of uniform brightness."""
     return np.full((16, 16, 3), number, np.uint8)
 
 
-def test_every_frame_of_a_file_comes_with_its_result(client: Client, stand_in: StandIn, tmp_path: Path) -> None:
-    """In order, with number and time; the options are those of infer."""
+def test_every_frame_of_a_file_has_its_result(client: Client, stand_in: StandIn, tmp_path: Path) -> None:
+    """Frames come in order with number and time; options are passed to infer."""
     path = write_clip(tmp_path / "video.mp4", frames=12)
     pairs = list(client.stream("ppe", path, conf=0.5))
     assert [one.number for one, _ in pairs] == list(range(12))
@@ -31,8 +31,8 @@ def test_every_frame_of_a_file_comes_with_its_result(client: Client, stand_in: S
     assert pairs[0][1].draw(pairs[0][0].image).shape == pairs[0][0].image.shape
 
 
-def test_iterable_is_read_as_results_are_taken(client: Client) -> None:
-    """No more frames than are in flight, and none after the stream is closed."""
+def test_iterable_is_read_as_results_are_consumed(client: Client) -> None:
+    """No frame is read beyond those in flight, and none after the stream is closed."""
     taken: list[int] = []
 
     def frames() -> Iterator["np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]:
@@ -47,8 +47,8 @@ def test_iterable_is_read_as_results_are_taken(client: Client) -> None:
     assert taken == [0, 1, 2]
 
 
-def test_frames_that_are_not_taken_in_time_are_dropped() -> None:
-    """Only the newest is kept; after it comes the source's own error."""
+def test_frames_that_are_not_consumed_in_time_are_dropped() -> None:
+    """Only the newest frame is delivered; then the source's error is raised."""
     is_read = threading.Event()
 
     def frames() -> Iterator["np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]:
@@ -66,7 +66,7 @@ def test_frames_that_are_not_taken_in_time_are_dropped() -> None:
 
 
 def test_closed_stream_ends_its_thread(client: Client) -> None:
-    """Also of a camera that never ends."""
+    """The thread ends even if the camera never stops."""
 
     def frames() -> Iterator["np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"]:
         while True:
@@ -79,7 +79,7 @@ def test_closed_stream_ends_its_thread(client: Client) -> None:
 
 
 async def test_async_stream_is_the_same(stand_in: StandIn, tmp_path: Path) -> None:
-    """Every frame of a file in order, and no thread is left when the stream ends early."""
+    """AsyncClient.stream yields every frame in order, and no thread remains if it ends early."""
     path = write_clip(tmp_path / "video.mp4", frames=6)
     async with AsyncClient(stand_in.url, api_key="") as client:
         assert [one.number async for one, _ in client.stream("ppe", path)] == list(range(6))
@@ -91,7 +91,7 @@ async def test_async_stream_is_the_same(stand_in: StandIn, tmp_path: Path) -> No
 
 
 def test_source_that_cannot_be_opened_is_named_without_its_password(client: Client, tmp_path: Path) -> None:
-    """One sentence, and the credentials of a camera's address are not in it."""
+    """The error does not contain the credentials in a camera's URL."""
     with pytest.raises(InvalidRequest, match=r"^rtsp://127.0.0.1:9/live cannot be opened as a video") as caught:
         next(client.stream("ppe", "rtsp://user:secret@127.0.0.1:9/live?token=secret"))
     assert "secret" not in str(caught.value)
@@ -100,7 +100,7 @@ def test_source_that_cannot_be_opened_is_named_without_its_password(client: Clie
 
 
 def test_cameras_are_live_and_files_are_not() -> None:
-    """Frames are dropped for a webcam and a camera's address."""
+    """By default frames are dropped for webcams and camera URLs, not for files."""
     assert [is_live(one) for one in (0, "rtsp://a/b", "a.mp4", Path("a.mp4"), "https://a/b.mp4", [])] == [
         True, True, False, False, False, False,
     ]  # fmt: skip

@@ -188,5 +188,5 @@ def url_of(settings: Settings) -> str:
 def gateway_of(url: str | None, api_key: str) -> GatewayClient:
     """The gateway at that address, else that of this machine."""
     if not api_key.isascii() or not api_key.isprintable():
-        fail(f"--api-key (or {API_KEY_VARIABLE}) has characters that no HTTP header allows: give the key as shown")
+        fail(f"--api-key (or {API_KEY_VARIABLE}) has characters that HTTP headers do not allow: give it as issued")
     return GatewayClient(gateway_url(url), api_key)

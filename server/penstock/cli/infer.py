@@ -261,7 +261,7 @@ def _targets(draw: Path | None, pictures: list[Path]) -> list[Path | None]:
     if draw.exists() and means_folder(draw) and not draw.is_dir():
         fail(f"--draw: {draw} is a file without a picture's suffix: give a folder, or a name such as {draw}.jpg")
     if not draw.parent.is_dir():
-        fail(f"--draw: there is no folder {draw.parent}: make it, or give another place")
+        fail(f"--draw: there is no folder {draw.parent}: create it, or choose another path")
     targets = drawn_paths(draw, pictures)
     for target in targets:
         if target.suffix.lower() not in SUFFIXES:

@@ -1,4 +1,4 @@
-"""The Python client of a gateway: `from penstock import Client, AsyncClient`; here are its results.
+"""Result classes of the Python client. The client itself: `from penstock import Client, AsyncClient`.
 
 The guide is docs/python-client.md.
 """

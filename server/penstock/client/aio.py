@@ -1,4 +1,4 @@
-"""AsyncClient: the client of a gateway for asyncio."""
+"""AsyncClient: the asyncio client of a gateway."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from penstock.client import deadlines, operations
 from penstock.client.aio_transport import AioTransport
 from penstock.client.exchange import Exchange
 from penstock.client.operations import EngineVersion, Health, InferOptions, Operation
-from penstock.client.options import CONCURRENCY, FRAMES_IN_FLIGHT, MAX_ANSWER_BYTES, Protocol, read_options
+from penstock.client.options import CONCURRENCY, FRAMES_IN_FLIGHT, MAX_RESPONSE_BYTES, Protocol, read_options
 from penstock.client.pictures import ImageSource, is_several
 from penstock.client.replies import value_of_reply
 from penstock.client.results import Result
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """A gateway, for one event loop: the same as Client, to be awaited. `async with` or `aclose` closes it.
+    """The asyncio version of Client, for one event loop. `async with` or `aclose` closes the connections.
 
-    Files are read and pictures encoded in threads.
+    Files are read and images encoded in threads.
     """
 
     def __init__(  # noqa: PLR0913 - each is an option of the connection
@@ -46,7 +46,7 @@ class AsyncClient:
         grpc_address: str = "",
         timeout_s: float = 60.0,
         retries: int = 2,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         """As for Client."""
         self._options = read_options(
@@ -56,7 +56,7 @@ class AsyncClient:
             grpc_address=grpc_address,
             timeout_s=timeout_s,
             retries=retries,
-            max_answer_bytes=max_answer_bytes,
+            max_response_bytes=max_response_bytes,
         )
         self._http = AioTransport(self._options)
         self.models = AsyncModels(self)
@@ -95,7 +95,7 @@ class AsyncClient:
         concurrency: int = CONCURRENCY,
         **options: Unpack[InferOptions],
     ) -> AsyncIterator[Result]:
-        """As Client.infer_batch; the pictures may come from an asynchronous iterable."""
+        """As Client.infer_batch; `images` may be an asynchronous iterable."""
         infer = partial(self._infer_one, model, options)
         async for _, result in self._in_order(_each(images), infer, concurrency):
             yield result
@@ -124,7 +124,7 @@ class AsyncClient:
     async def _in_order(
         self, items: AsyncIterator[S], infer: Callable[[S], Awaitable[Result]], concurrency: int
     ) -> AsyncIterator[tuple[S, Result]]:
-        """(item, result) in the items' order, with so many in flight."""
+        """Yields (item, result) in the order of the items, with `concurrency` requests in flight."""
         pending: deque[tuple[S, asyncio.Future[Result]]] = deque()
         try:
             async for item in items:
@@ -162,7 +162,7 @@ class AsyncClient:
 
     @staticmethod
     def deadline(seconds: float) -> AbstractContextManager[None]:
-        """As Client.deadline: `with client.deadline(0.05):`, for the task that runs the block."""
+        """As Client.deadline, for requests of the task that runs the block."""
         return deadlines.deadline(seconds)
 
     async def run(self, operation: Operation[T]) -> T:

@@ -1,4 +1,4 @@
-"""HTTP by aiohttp, for one event loop. Each answer has a deadline and a limit."""
+"""HTTP transport on aiohttp, for one event loop. Every response has a deadline and a size limit."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 from penstock.client.operations import HttpReply
 from penstock.client.options import ClientOptions
-from penstock.client.replies import Attempt, closed_without_answer, connection_error, not_http, too_large
+from penstock.client.replies import Attempt, closed_without_response, connection_error, not_http, too_large
 from penstock.network import client_context
 from penstock.protocol.errors import InferenceError, InvalidRequest
 
@@ -33,7 +33,7 @@ class AioTransport:
             async with asyncio.timeout(attempt.timeout_s):
                 return await self._exchange(session, attempt)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._failure(error, attempt.timeout_s) from None  # its sentence has the cause
+            raise self._failure(error, attempt.timeout_s) from None  # the message contains the cause
 
     async def aclose(self) -> None:
         """Closes the connections."""
@@ -41,7 +41,7 @@ class AioTransport:
             await self._session.close()
 
     def _open(self) -> "aiohttp.ClientSession":
-        """Proxies of the environment are not used, as the key would be sent to them."""
+        """Ignores proxy environment variables: a proxy would receive the API key."""
         import aiohttp
 
         tls = client_context() if self._options.is_tls else False
@@ -59,7 +59,7 @@ class AioTransport:
         import yarl
 
         operation, body = attempt.operation, attempt.operation.body
-        limit_bytes = min(operation.max_answer_bytes, self._options.max_answer_bytes)
+        limit_bytes = min(operation.max_response_bytes, self._options.max_response_bytes)
         origin = self._options.url[: len(self._options.url) - len(self._options.prefix)]
         url = yarl.URL(origin + attempt.target, encoded=True)
         data = body if isinstance(body, bytes) else await asyncio.to_thread(_opened, body)
@@ -84,7 +84,7 @@ class AioTransport:
             case aiohttp.ClientConnectorError():
                 return connection_error(error.os_error, self._options, timeout_s)
             case aiohttp.ServerDisconnectedError():
-                return closed_without_answer(self._options)
+                return closed_without_response(self._options)
             case aiohttp.ClientResponseError():
                 return not_http(self._options)
         return connection_error(error, self._options, timeout_s)

@@ -1,4 +1,4 @@
-"""The JSON of a picture's result as arrays. The inverse of penstock.gateway.rest.image_results."""
+"""Converts the JSON of an image result to arrays. The inverse of penstock.gateway.rest.image_results."""
 
 import base64
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ Points = tuple[FloatArray, FloatArray, IntArray, FloatArray | None, FloatArray |
 
 
 def vision_result(result: ImageResult, width: int, height: int) -> VisionResult:
-    """The result as arrays. width, height: of the picture, in pixels.
+    """The result as arrays. width, height: of the image, in pixels.
 
     Raises ValueError if a mask or a depth map is not a valid encoding for that size.
     """
@@ -55,7 +55,7 @@ def vision_result(result: ImageResult, width: int, height: int) -> VisionResult:
 
 
 def points(found: Sequence[Detection]) -> Points:
-    """(xyxy, score, class_id, keypoints, xywhr). Raises ValueError if the objects' keypoints differ in number."""
+    """(xyxy, score, class_id, keypoints, xywhr). Raises ValueError if the objects have unequal keypoint counts."""
     keypoints = [one.keypoints for one in found if one.keypoints]
     xywhr = [one.xywhr for one in found if one.xywhr]
     return (
@@ -93,7 +93,7 @@ def _mask(runs: RunLengths | UnsetType, outlines: Outlines | UnsetType, width: i
     if runs is UNSET:
         return mask_of_outlines(list(map(floats, outlines or ())), height, width)
     if runs.size != [height, width]:
-        raise ValueError(f"a mask is of {runs.size[1]}x{runs.size[0]} pixels, the picture of {width}x{height}")
+        raise ValueError(f"a mask has {runs.size[1]}x{runs.size[0]} pixels, but the image has {width}x{height}")
     return mask_of(runs.counts, height, width)
 
 
@@ -109,12 +109,12 @@ def _segmentation(found: SegmentationAreas, width: int, height: int) -> Segmenta
 
 
 def _depth(found: DepthImage) -> DepthMap:
-    """Checks the size before it decodes."""
+    """Checks the size in the PNG header before decoding."""
     from penstock.vision.decode import header_within
     from penstock.vision.masks import depth_of
 
     png = base64.b64decode(found.png16)
     header = header_within(png, MAX_DEPTH_PIXELS)
     if [header.height, header.width] != found.size:
-        raise ValueError(f"the depth map is of {header.width}x{header.height} pixels, not of the size that is stated")
+        raise ValueError(f"the depth map has {header.width}x{header.height} pixels; its size field says {found.size}")
     return DepthMap(depth_of(png, found.scale, found.offset))

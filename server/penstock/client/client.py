@@ -1,4 +1,4 @@
-"""Client: the blocking client of a gateway."""
+"""Client: the synchronous client of a gateway."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ from penstock.client import deadlines, operations
 from penstock.client.exchange import Exchange
 from penstock.client.http_transport import HttpTransport
 from penstock.client.operations import EngineVersion, Health, InferOptions, Operation
-from penstock.client.options import CONCURRENCY, FRAMES_IN_FLIGHT, MAX_ANSWER_BYTES, Protocol, read_options
+from penstock.client.options import CONCURRENCY, FRAMES_IN_FLIGHT, MAX_RESPONSE_BYTES, Protocol, read_options
 from penstock.client.pictures import ImageSource, is_several
 from penstock.client.replies import value_of_reply
 from penstock.client.results import Result
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class Client:
-    """A gateway, for threads. All methods raise InferenceError, with the gateway's sentence.
+    """A synchronous, thread-safe client of a gateway. All methods raise InferenceError with the gateway's message.
 
-    Connections are kept open and shared. Requests that may run twice are sent again, within the deadline, if the
-    connection breaks, or if the gateway answers 503 with Retry-After. Redirects are not followed: the key is sent to
-    the gateway only. `close` or a `with` block closes the connections.
+    Connections are reused. Idempotent requests are retried within the deadline if the connection breaks, or if the
+    gateway returns 503 with Retry-After. Redirects are not followed, so the API key is sent to the gateway only.
+    `close` or a `with` block closes the connections.
     """
 
     def __init__(  # noqa: PLR0913 - each is an option of the connection
@@ -49,14 +49,14 @@ class Client:
         grpc_address: str = "",
         timeout_s: float = 60.0,
         retries: int = 2,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
-        """url: such as http://127.0.0.1:8000; by default PENSTOCK_GATEWAY_URL, else that one.
+        """url: gateway URL, by default PENSTOCK_GATEWAY_URL, else http://127.0.0.1:8000.
 
-        api_key: by default PENSTOCK_API_KEY. protocol: of infer_tensors; pictures, models and health use HTTP.
-        grpc_address: HOST:PORT, by default the port after HTTP's. timeout_s: longest wait for an answer, which the
-        gateway is not given; see `deadline`. retries: attempts after the first. max_answer_bytes: larger answers are
-        errors. TLS: the CAs of SSL_CERT_FILE, and the client certificate of PENSTOCK_CLIENT_CERTIFICATE.
+        api_key: by default PENSTOCK_API_KEY. protocol: for infer_tensors; all other methods use HTTP. grpc_address:
+        HOST:PORT, by default the HTTP port plus 1. timeout_s: timeout of a call in seconds. It is not sent to the
+        gateway; `deadline` is. retries: attempts after the first. max_response_bytes: larger responses raise an error.
+        TLS uses the CAs in SSL_CERT_FILE, and the client certificate in PENSTOCK_CLIENT_CERTIFICATE.
         """
         self._options = read_options(
             url,
@@ -65,7 +65,7 @@ class Client:
             grpc_address=grpc_address,
             timeout_s=timeout_s,
             retries=retries,
-            max_answer_bytes=max_answer_bytes,
+            max_response_bytes=max_response_bytes,
         )
         self._http = HttpTransport(self._options)
         self.models = Models(self)
@@ -75,7 +75,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """The gateway's address."""
+        """The gateway's URL."""
         return self._options.url
 
     @overload
@@ -89,11 +89,11 @@ class Client:
     def infer(
         self, model: str, image: ImageSource | Sequence[ImageSource], **options: Unpack[InferOptions]
     ) -> Result | list[Result]:
-        """The result of a picture, or of each picture of a list, in its order; these are sent concurrently.
+        """The result of an image. For a list of images: their results in the same order, sent concurrently.
 
-        image: a path, an http:// address, encoded bytes, a NumPy array (height, width, 3) uint8 in the channel order
-        `color` (BGR by default), or a PIL image. options: see InferOptions. The result is a DetectionResult,
-        ClassificationResult, EmbeddingResult, TextResult, SegmentationResult or DepthResult, by the model.
+        image: a path, an http:// or https:// URL, encoded bytes, a NumPy array (height, width, 3) uint8 in the channel
+        order `color` (BGR by default), or a PIL image. options: see InferOptions. The model's task determines the
+        class: DetectionResult, ClassificationResult, EmbeddingResult, TextResult, SegmentationResult or DepthResult.
         """
         if is_several(image):
             return list(self.infer_batch(model, image, **options))  # type: ignore[arg-type]
@@ -107,9 +107,9 @@ class Client:
         concurrency: int = CONCURRENCY,
         **options: Unpack[InferOptions],
     ) -> Iterator[Result]:
-        """The results in the order of the pictures. Pictures are taken as results are.
+        """Yields results in the order of the images. Images are read only as fast as results are consumed.
 
-        concurrency: pictures in flight. The gateway merges them into batches.
+        concurrency: images in flight. The gateway batches them.
         """
         for _, result in self._in_order(images, partial(self._infer_one, model, options), concurrency):
             yield result
@@ -123,11 +123,11 @@ class Client:
         drop: bool | None = None,
         **options: Unpack[InferOptions],
     ) -> Iterator[tuple[VideoFrame, Result]]:
-        """(frame, result) for the frames of a video file, a camera (rtsp://…), a webcam (its number) or an iterable.
+        """Yields (frame, result) in order for a video file, a camera (rtsp://…), a webcam (its index) or an iterable.
 
-        drop: whether only the newest frame is sent when a result is taken, by default for cameras; otherwise every
-        frame is sent, and the source is read as results are taken. concurrency: frames in flight; by default 1 where
-        frames are dropped, else 4. A frame and its result are in the order of the source.
+        drop: if true, the newest frame is sent whenever a result is consumed, and older frames are dropped; the default
+        for cameras. If false, every frame is sent, and frames are read only as fast as results are consumed.
+        concurrency: frames in flight; by default 1 with `drop`, else 4.
         """
         is_dropping = is_live(source) if drop is None else drop
         frames = LatestFrames(source) if is_dropping else frames_of(source)
@@ -141,7 +141,7 @@ class Client:
     def _in_order(
         self, items: Iterable[S], infer: Callable[[S], Result], concurrency: int
     ) -> Iterator[tuple[S, Result]]:
-        """(item, result) in the items' order, with so many in flight."""
+        """Yields (item, result) in the order of the items, with `concurrency` requests in flight."""
         with ThreadPoolExecutor(concurrency, "penstock-client") as pool:
             pending: deque[tuple[S, Future[Result]]] = deque()
             try:
@@ -166,9 +166,10 @@ class Client:
     def infer_tensors(
         self, model: str, inputs: Mapping[str, Array], *, outputs: Sequence[str] = (), version: str = ""
     ) -> dict[str, Array]:
-        """Raw outputs by name, for any model. BYTES are arrays of bytes objects; other arrays are read-only.
+        """Output tensors by name, for any model. BYTES tensors are arrays of bytes objects; other arrays are read-only.
 
-        inputs: arrays with the batch dimension, if the model has one. outputs: those wanted, all by default.
+        inputs: arrays by name, with the batch dimension if the model has one. outputs: names to request, by default
+        all.
         """
         request = operations.tensor_request(model, inputs, outputs=outputs, version=version)
         is_grpc = self._options.protocol == "grpc"
@@ -176,7 +177,7 @@ class Client:
         return {tensor.name: tensor.to_numpy() for tensor in found}
 
     def health(self) -> Health:
-        """Whether the gateway takes requests; true or false as a condition. Raises GatewayUnreachable."""
+        """Whether the gateway is ready; the result is truthy if it is. Raises GatewayUnreachable."""
         return self.run(operations.health())
 
     def engine(self) -> EngineVersion:
@@ -185,15 +186,15 @@ class Client:
 
     @staticmethod
     def deadline(seconds: float) -> AbstractContextManager[None]:
-        """`with client.deadline(0.05):` ends requests in the block within so many seconds, counted from its start.
+        """`with client.deadline(0.05):` sets a deadline, in seconds from now, for all requests in the block.
 
-        The gateway is given the deadline: it refuses at once what it cannot finish in time, and drops what is late. A
-        nested block can only end earlier.
+        The deadline is sent to the gateway, which rejects requests that it cannot finish in time. A nested block can
+        only shorten the deadline.
         """
         return deadlines.deadline(seconds)
 
     def run(self, operation: Operation[T]) -> T:
-        """Sends one operation of penstock.client.operations, again where that may help."""
+        """Sends an operation of penstock.client.operations, with retries."""
         exchange = Exchange(operation, self._options, now=time.monotonic(), deadline=deadlines.current_deadline())
         while True:
             attempt = exchange.attempt(time.monotonic())
@@ -230,27 +231,27 @@ class Models:
         self._client = client
 
     def list(self) -> tuple[ModelState, ...]:
-        """Every model and version that the engine knows, with its state and the reason if it is not served."""
+        """All models and versions in the repository, with their state, and the reason if one is unavailable."""
         return self._client.run(operations.repository_index())
 
     def get(self, name: str, *, version: str = "") -> ModelMetadata:
-        """Inputs and outputs, with their shapes."""
+        """Names, datatypes and shapes of the model's inputs and outputs."""
         return self._client.run(operations.model_metadata(name, version))
 
     def parameters(self, name: str) -> dict[str, str]:
-        """The parameters of the model's config.pbtxt: its card."""
+        """The parameters in the model's config.pbtxt, such as its layout."""
         return self._client.run(operations.model_parameters(name))
 
     def explain(self, name: str) -> "ModelBatchReport":
-        """How its batches are formed, with statistics."""
+        """Batching rules of the model, with statistics."""
         return self._client.run(operations.explain_model(name))
 
     def load(self, name: str) -> None:
-        """Loads or reloads; returns when the model takes requests. Not sent again."""
+        """Loads or reloads the model; returns when it is ready. Not retried."""
         self._client.run(operations.load_model(name))
 
     def unload(self, name: str) -> None:
-        """Takes the model out of service. Not sent again."""
+        """Unloads the model. Not retried."""
         self._client.run(operations.unload_model(name))
 
     def add(
@@ -261,10 +262,11 @@ class Models:
         replace: bool = False,
         settings: Mapping[str, str | float] | None = None,
     ) -> "ModelAdded":
-        """Sends an ONNX file; the gateway recognises its layout, tries it and serves it. Not sent again.
+        """Uploads an ONNX file. The gateway detects its layout, runs a trial inference and serves it. Not retried.
 
-        name: by default the file's. settings: what the file does not say, as the flags of `penstock models add` with
-        underscores, such as {"layout": "yolov8"}; an error names them. replace: a model of that name.
+        name: model name, by default the file's name. replace: replaces an existing model of that name. settings:
+        options of `penstock models add` with underscores, such as {"layout": "yolov8"}, for what the file does not
+        contain; an error names the missing ones.
         """
         operation = operations.add_model(Path(file), name, replace=replace, settings=settings or {})
         return self._client.run(operation)

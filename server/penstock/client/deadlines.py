@@ -1,4 +1,4 @@
-"""The deadline of a block of code, for every request that it sends."""
+"""A deadline for all requests in a block of code."""
 
 import math
 import time
@@ -13,12 +13,12 @@ _DEADLINE: ContextVar[float] = ContextVar("penstock_deadline", default=math.inf)
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Requests in the block end within so many seconds, counted from here. A nested block can only end earlier.
+    """Sets a deadline, in seconds from now, for requests in the block. A nested block can only shorten it.
 
-    Raises InvalidRequest for a number that is not positive.
+    Raises InvalidRequest if `seconds` is not positive.
     """
     if not seconds > 0:
-        raise InvalidRequest(f"a deadline of {seconds} s cannot be met: give a positive number of seconds")
+        raise InvalidRequest(f"invalid deadline of {seconds} s: give a positive number of seconds")
     token = _DEADLINE.set(min(_DEADLINE.get(), time.monotonic() + seconds))
     try:
         yield
@@ -27,5 +27,5 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def current_deadline() -> float:
-    """Monotonic seconds; infinity outside of all blocks."""
+    """The deadline in monotonic seconds; infinity if none is set."""
     return _DEADLINE.get()

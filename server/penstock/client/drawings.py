@@ -1,4 +1,4 @@
-"""Drawn pictures that save themselves, and what a notebook shows of a result."""
+"""Drawing, an image with a drawn result, and the HTML that a notebook shows for a result."""
 
 import base64
 import html
@@ -16,28 +16,28 @@ STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
 
 class Drawing(np.ndarray[Any, np.dtype[np.uint8]]):
-    """A picture with its result, (height, width, 3) uint8 BGR: an array that saves itself, and shows in a notebook."""
+    """An image with a drawn result: an array (height, width, 3) uint8 BGR that can be saved and shown in a notebook."""
 
     def save(self, path: str | Path) -> Path:
-        """Writes a file; the suffix is its format: .jpg, .png or .webp. Raises InvalidRequest."""
+        """Saves the image. The suffix sets the format: .jpg, .png or .webp. Raises InvalidRequest."""
         target = Path(path)
         try:
             target.write_bytes(self.encoded(target.suffix))
         except OSError as error:
-            raise InvalidRequest(f"{target} cannot be written ({error.strerror}): give another place") from error
+            raise InvalidRequest(f"{target} cannot be written ({error.strerror}): choose another path") from error
         return target
 
     def encoded(self, suffix: str) -> bytes:
-        """The encoded picture. suffix: .jpg, .png or .webp. Raises InvalidRequest."""
+        """The encoded image. suffix: .jpg, .png or .webp. Raises InvalidRequest."""
         import cv2
 
         if suffix.lower() not in (".jpg", ".jpeg", ".png", ".webp"):
-            raise InvalidRequest(f"{suffix!r} is no picture's suffix: end the name with .jpg, .png or .webp")
+            raise InvalidRequest(f"unsupported image format {suffix!r}: use the suffix .jpg, .png or .webp")
         data: bytes = cv2.imencode(suffix, np.asarray(self))[1].tobytes()
         return data
 
     def _repr_jpeg_(self) -> bytes:
-        """What a notebook shows: the picture, made smaller if it is large."""
+        """JPEG for a notebook; large images are downscaled."""
         import cv2
 
         pixels = np.asarray(self)
@@ -56,7 +56,7 @@ def timings_text(timings_ms: Mapping[str, float]) -> str:
 
 
 def notebook_html(drawn: Drawing, alt: str, notes: Sequence[str], columns: Mapping[str, Column]) -> str:
-    """The drawn picture in the page itself, the notes and the first rows. All text is escaped."""
+    """HTML with the drawn image as a data URL, the notes and the first rows. All text is escaped."""
     data = base64.b64encode(drawn._repr_jpeg_()).decode()
     picture = f'<img style="max-width:100%" alt="{html.escape(alt)}" src="data:image/jpeg;base64,{data}">'
     text = " · ".join(html.escape(note) for note in notes)

@@ -1,4 +1,4 @@
-"""One operation with its deadline and its retries, as a sequence of attempts. Sans-IO."""
+"""One operation with its deadline and retries, as a sequence of attempts. Sans-IO."""
 
 from typing import Generic, TypeVar
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Exchange(Generic[T]):
-    """The state of one operation. Call `attempt`, send it, and `delay_s` if that failed, in turn."""
+    """The state of one operation. Send what `attempt` returns; if that fails, wait `delay_s` and repeat."""
 
     def __init__(self, operation: Operation[T], options: ClientOptions, *, now: float, deadline: float) -> None:
-        """now, deadline: monotonic seconds; infinity for no deadline, which the gateway is then not given."""
+        """now, deadline: monotonic seconds. A deadline of infinity means none: no deadline is sent to the gateway."""
         self._operation, self._options, self._deadline = operation, options, deadline
         wait_s = options.timeout_s if operation.max_wait_s is None else operation.max_wait_s
         self._until = min(deadline, now + wait_s)
@@ -23,10 +23,12 @@ class Exchange(Generic[T]):
         self._number = 0
 
     def attempt(self, now: float) -> Attempt:
-        """The next request. Raises DeadlineExceeded if no time is left."""
+        """The next request. Raises DeadlineExceeded if the deadline has expired."""
         left_s = self._until - now
         if left_s <= 0:
-            raise DeadlineExceeded(f"no time is left to ask {self._options.url}: allow more")
+            raise DeadlineExceeded(
+                f"the deadline expired before the request to {self._options.url} was sent: allow more time"
+            )
         headers = dict(self._operation.headers)
         if self._options.api_key:
             headers[API_KEY_HEADER] = self._options.api_key
@@ -35,7 +37,7 @@ class Exchange(Generic[T]):
         return Attempt(self._operation, self._options.prefix + self._operation.target, headers, left_s)
 
     def delay_s(self, error: InferenceError, now: float) -> float:
-        """Seconds to wait before the next attempt. Raises the error if there is none."""
+        """Seconds to wait before the next attempt. Raises `error` if it must not be retried."""
         delay_s = delay_before_retry(
             error, self._operation, attempt=self._number, retries=self._options.retries, left_s=self._until - now
         )

@@ -1,4 +1,4 @@
-"""gRPC for tensors: one channel for threads, one for an event loop. Imports grpc."""
+"""gRPC transports for tensors: one for threads, one for an event loop. Imports grpc."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ class GrpcTransport:
             self._channel = grpc.insecure_channel(options.grpc_address, _channel_options(options))
 
     def send(self, attempt: Attempt) -> HttpReply:
-        """The answered message as a body. Raises InferenceError."""
+        """The serialized response message, as the reply's body. Raises InferenceError."""
         method = self._channel.unary_unary(attempt.target, None, None)
         call = method.future(attempt.operation.body, timeout=_deadline_s(attempt), metadata=_metadata(attempt))
         try:
@@ -34,7 +34,7 @@ class GrpcTransport:
             call.cancel()  # type: ignore[no-untyped-call]
             raise late(self._options, attempt.timeout_s) from None
         except grpc.RpcError as error:
-            raise _failure(error, self._options, attempt) from None  # its sentence has the cause
+            raise _failure(error, self._options, attempt) from None  # the message contains the cause
 
     def close(self) -> None:
         """Closes the channel."""
@@ -53,7 +53,7 @@ class AioGrpcTransport:
             self._channel = grpc.aio.insecure_channel(options.grpc_address, _channel_options(options))
 
     async def send(self, attempt: Attempt) -> HttpReply:
-        """The answered message as a body. Raises InferenceError."""
+        """The serialized response message, as the reply's body. Raises InferenceError."""
         method = self._channel.unary_unary(attempt.target, None, None)
         try:
             async with asyncio.timeout(attempt.timeout_s):
@@ -62,7 +62,7 @@ class AioGrpcTransport:
         except TimeoutError:
             raise late(self._options, attempt.timeout_s) from None
         except grpc.RpcError as error:
-            raise _failure(error, self._options, attempt) from None  # its sentence has the cause
+            raise _failure(error, self._options, attempt) from None  # the message contains the cause
 
     async def aclose(self) -> None:
         """Closes the channel."""
@@ -75,9 +75,9 @@ def _credentials() -> grpc.ChannelCredentials:
 
 
 def _channel_options(options: ClientOptions) -> list[tuple[str, Any]]:
-    """Proxies of the environment are not used, as the key would be sent to them."""
+    """Ignores proxy environment variables: a proxy would receive the API key."""
     return [
-        ("grpc.max_receive_message_length", min(options.max_answer_bytes, (1 << 31) - 1)),
+        ("grpc.max_receive_message_length", min(options.max_response_bytes, (1 << 31) - 1)),
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
@@ -85,7 +85,7 @@ def _channel_options(options: ClientOptions) -> list[tuple[str, Any]]:
 
 
 def _deadline_s(attempt: Attempt) -> float | None:
-    """The gateway is given a deadline only if the caller set one."""
+    """A deadline is sent to the gateway only if the caller set one."""
     return attempt.timeout_s if TIMEOUT_HEADER in attempt.headers else None
 
 

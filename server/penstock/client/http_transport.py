@@ -1,4 +1,4 @@
-"""HTTP by urllib3: connections that are kept open and shared by threads. Each answer has a deadline and a limit."""
+"""HTTP transport on urllib3, with a connection pool for threads. Every response has a deadline and a size limit."""
 
 import http.client
 import math
@@ -15,7 +15,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from penstock.client.operations import HttpReply
 from penstock.client.options import ClientOptions
-from penstock.client.replies import Attempt, closed_without_answer, connection_error, not_http, too_large
+from penstock.client.replies import Attempt, closed_without_response, connection_error, not_http, too_large
 from penstock.network import client_context
 from penstock.protocol.errors import InferenceError, InvalidRequest
 
@@ -57,7 +57,7 @@ class HttpTransport:
         self._pool.close()
 
     def _send(self, attempt: Attempt, body: Any, more_headers: Mapping[str, str] = MappingProxyType({})) -> HttpReply:
-        limit_bytes = min(attempt.operation.max_answer_bytes, self._options.max_answer_bytes)
+        limit_bytes = min(attempt.operation.max_response_bytes, self._options.max_response_bytes)
         try:
             answer = self._pool.urlopen(
                 attempt.operation.method,
@@ -72,12 +72,12 @@ class HttpTransport:
             with answer:
                 content = self._content(answer, limit_bytes)
         except (urllib3.exceptions.HTTPError, OSError, http.client.HTTPException) as error:
-            raise self._failure(error, attempt.timeout_s) from None  # its sentence has the cause
+            raise self._failure(error, attempt.timeout_s) from None  # the message contains the cause
         headers = {name.lower(): value for name, value in answer.headers.items()}
         return HttpReply(answer.status, answer.reason or "", headers, content)
 
     def _content(self, answer: urllib3.BaseHTTPResponse, limit_bytes: int) -> bytes:
-        """The body. A connection whose body is not read to its end is closed."""
+        """The body. The connection is closed, not reused, if the body exceeds the limit."""
         length = answer.headers.get("content-length", "")
         if length.isascii() and length.isdecimal() and int(length) <= min(limit_bytes, _CHUNK_BYTES):
             content = answer.read()
@@ -94,20 +94,20 @@ class HttpTransport:
         return b"".join(parts)
 
     def _failure(self, error: BaseException, timeout_s: float) -> InferenceError:
-        """By the exception of the system or of http.client that urllib3's stands for."""
+        """Converts an exception of urllib3 by its cause: an OSError or an exception of http.client."""
         cause = _root(error)
         match cause:
             case urllib3.exceptions.TimeoutError():
                 return connection_error(TimeoutError(), self._options, timeout_s)
             case http.client.RemoteDisconnected():
-                return closed_without_answer(self._options)
+                return closed_without_response(self._options)
             case http.client.BadStatusLine():
                 return not_http(self._options)
         return connection_error(cause, self._options, timeout_s)
 
 
 def _root(error: BaseException) -> BaseException:
-    """urllib3 gives the causes as an argument or as __cause__."""
+    """The innermost cause. urllib3 passes causes as an argument or as __cause__."""
     for cause in (*error.args[::-1], error.__cause__, error.__context__):
         if isinstance(cause, OSError | http.client.HTTPException | urllib3.exceptions.HTTPError):
             return _root(cause) if isinstance(cause, urllib3.exceptions.HTTPError) else cause
@@ -115,7 +115,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 class _Timed:
-    """A socket whose reads all end by one deadline, so that a server that sends a byte at a time cannot extend it."""
+    """A socket with one deadline for all reads, so that a server that sends slowly cannot extend it."""
 
     until = math.inf
 
@@ -137,7 +137,7 @@ class _TimedSslSocket(_Timed, ssl.SSLSocket):
 
 
 def _set_deadline(connection: HTTPConnection) -> None:
-    """Before the response is read. connection.timeout: what is left, by urllib3."""
+    """Called before the response is read. urllib3 sets connection.timeout to the remaining time."""
     left_s = connection.timeout
     if isinstance(connection.sock, _Timed):
         connection.sock.until = time.monotonic() + left_s if isinstance(left_s, float | int) else math.inf

@@ -1,4 +1,4 @@
-"""The gateway's operations as requests, and their answers as values. Sans-IO, for all transports."""
+"""Builds requests for the gateway and decodes responses. Sans-IO, shared by all transports."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 from penstock.client.pictures import Color, ImageSource, encoded_picture
-from penstock.client.results import Result, result_of_answer
+from penstock.client.results import Result, result_of_response
 from penstock.protocol.engine import ModelMetadata, ModelState
 from penstock.protocol.errors import EngineFailed, InvalidRequest
 from penstock.protocol.http_body import HEADER_LENGTH
 from penstock.protocol.inference import Array, Datatype, InferRequest, Tensor, tensor_from_numpy
 
-if TYPE_CHECKING:  # msgspec is imported for the first answer
+if TYPE_CHECKING:  # msgspec is imported for the first response
     import msgspec
 
     from penstock.protocol.batch_reports import ModelBatchReport
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # msgspec is imported for the first answer
 
 EXPLAIN_HEADER, TIMEOUT_HEADER, API_KEY_HEADER = "x-penstock-explain", "x-request-timeout-ms", "x-api-key"
 INDEX_TIMEOUT_S, LOAD_TIMEOUT_S, ADD_TIMEOUT_S = 5.0, 120.0, 3600.0
-MAX_JSON_BYTES = 64 << 20  # an answer of many masks
+MAX_JSON_BYTES = 64 << 20  # enough for a response with many masks
 GRPC = "gRPC"
 _OK = frozenset((200,))
 _BINARY = "application/octet-stream"
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 class InferOptions(TypedDict, total=False):
-    """Options of a picture's inference. Without them, the model's own settings apply.
+    """Options of the inference on an image. The model's own settings are the defaults.
 
-    conf: score threshold in [0, 1]. iou: IoU threshold of NMS in [0, 1]. classes: ids or labels that are wanted.
-    max_detections: at most so many results. masks: how they are sent, `none` to leave them out. color: channel order
-    of arrays, (height, width, 3) uint8: `bgr` as OpenCV has it, the default, or `rgb`. version: of the model, empty
-    for the default. explain: whether the result says how its batch was formed.
+    conf: score threshold in [0, 1]. iou: IoU threshold of NMS in [0, 1]. classes: class ids or labels to return.
+    max_detections: maximum number of detections. masks: encoding of masks; `none` omits them. color: channel order of
+    arrays (height, width, 3) uint8: `bgr` as in OpenCV, the default, or `rgb`. version: model version; empty for the
+    default. explain: whether the result explains how its batch was formed.
     """
 
     conf: float
@@ -66,10 +66,11 @@ class HttpReply:
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T_co]):
-    """A request, and how to read its answer.
+    """A request, and the decoder of its response.
 
-    method: HTTP's, or GRPC. target: path and query. body: bytes, or a file to send. decode: raises ValueError for an
-    answer that is not a gateway's. is_idempotent: may run twice. max_wait_s: longest wait, if that is not the client's.
+    method: HTTP method, or GRPC. target: path and query. body: bytes, or a file to send. decode: raises ValueError if
+    the response is not a gateway's. is_idempotent: whether it may be retried. max_wait_s: timeout instead of the
+    client's.
     """
 
     method: str
@@ -80,7 +81,7 @@ class Operation(Generic[T_co]):
     accepts: frozenset[int] = _OK
     is_idempotent: bool = True
     max_wait_s: float | None = None
-    max_answer_bytes: int = MAX_JSON_BYTES
+    max_response_bytes: int = MAX_JSON_BYTES
 
     @property
     def names_model(self) -> bool:
@@ -90,7 +91,7 @@ class Operation(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the gateway takes requests. reason: why not; empty if it does."""
+    """Whether the gateway is ready. reason: why it is not; empty if it is."""
 
     is_ready: bool
     reason: str = ""
@@ -109,14 +110,14 @@ class EngineVersion:
 
 
 def infer_picture(model: str, source: ImageSource, options: InferOptions) -> Operation[Result]:
-    """One picture. Reads the file or URL, or encodes the pixels, which takes time. Raises InvalidRequest."""
+    """Inference on one image. Blocks while it reads the file or URL, or encodes the array. Raises InvalidRequest."""
     sent: dict[str, Any] = dict(options)
     picture = encoded_picture(source, sent.pop("color", "bgr"))
     operation = post_picture(model, picture, **sent)
     return Operation(
         operation.method,
         operation.target,
-        lambda reply: result_of_answer(operation.decode(reply), picture),
+        lambda reply: result_of_response(operation.decode(reply), picture),
         operation.body,
         operation.headers,
     )
@@ -135,7 +136,7 @@ def post_picture(  # noqa: PLR0913 - each is a query parameter of the endpoint
     explain: bool = False,
     content_type: str = _BINARY,
 ) -> "Operation[ImageAnswer]":
-    """An encoded picture; the answer as it is in the JSON."""
+    """Inference on an encoded image. Returns the decoded JSON response."""
     named = classes if classes is None or isinstance(classes, str) else ",".join(map(str, classes))
     given = {"conf": conf, "iou": iou, "classes": named, "max_detections": max_detections, "masks": masks}
     query = urlencode({key: value for key, value in given.items() if value is not None})
@@ -145,7 +146,7 @@ def post_picture(  # noqa: PLR0913 - each is a query parameter of the endpoint
 
 
 def infer_tensors(request: InferRequest) -> Operation[tuple[Tensor, ...]]:
-    """All outputs, or those requested. Inputs and outputs are sent as binary tensors."""
+    """Inference on tensors over HTTP. Inputs and outputs are sent as binary tensors."""
     inputs = [
         {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         | {"parameters": {"binary_data_size": tensor.data.nbytes}}
@@ -158,11 +159,11 @@ def infer_tensors(request: InferRequest) -> Operation[tuple[Tensor, ...]]:
     body = b"".join((head, *(tensor.data for tensor in request.inputs)))
     headers = {"content-type": _BINARY, HEADER_LENGTH: str(len(head))}
     target = model_path(request.model_name, "infer", request.model_version)
-    return Operation("POST", target, _tensors_of_reply, body, headers, max_answer_bytes=1 << 62)
+    return Operation("POST", target, _tensors_of_reply, body, headers, max_response_bytes=1 << 62)
 
 
 def infer_tensors_by_grpc(request: InferRequest) -> Operation[tuple[Tensor, ...]]:
-    """The same as a message. Raises InvalidRequest for a number that protobuf cannot represent."""
+    """Inference on tensors over gRPC. Raises InvalidRequest for a number that protobuf cannot represent."""
     from penstock.protocol.grpc_messages import decode_response, encode_request
 
     def read(reply: HttpReply) -> tuple[Tensor, ...]:
@@ -174,15 +175,15 @@ def infer_tensors_by_grpc(request: InferRequest) -> Operation[tuple[Tensor, ...]
 def tensor_request(
     model: str, inputs: Mapping[str, Array], *, outputs: Sequence[str] = (), version: str = ""
 ) -> InferRequest:
-    """Raises InvalidRequest for a dtype that KServe v2 has no name for."""
+    """Raises InvalidRequest if there is no input, or if a dtype has no KServe v2 datatype."""
     if not inputs:
-        raise InvalidRequest("there are no inputs: give {name: array}, one for each input of the model")
+        raise InvalidRequest("no inputs: pass a dict with an array for each input of the model")
     tensors = tuple(tensor_from_numpy(name, array) for name, array in inputs.items())
     return InferRequest(model, tensors, version, outputs=tuple(outputs))
 
 
 def repository_index() -> Operation[tuple[ModelState, ...]]:
-    """Every model and version that the engine knows."""
+    """All models and versions in the repository."""
     read = partial(_decoded, tuple[ModelState, ...])
     return Operation("POST", "/v2/repository/index", read, max_wait_s=INDEX_TIMEOUT_S)
 
@@ -210,18 +211,18 @@ def engine_version() -> Operation[EngineVersion]:
 
 
 def health() -> Operation[Health]:
-    """Readiness, also of a gateway that is not ready."""
+    """Readiness. A gateway that is not ready also returns a value, not an error."""
     accepts = frozenset((200, 503))
     return Operation("GET", "/v2/health/ready", _health_of_reply, accepts=accepts, max_wait_s=INDEX_TIMEOUT_S)
 
 
 def load_model(model: str) -> Operation[None]:
-    """Loads or reloads; answered when the model takes requests."""
+    """Loads or reloads the model. The response arrives when it is ready."""
     return _repository_call(model, "load")
 
 
 def unload_model(model: str) -> Operation[None]:
-    """Takes the model out of service."""
+    """Unloads the model."""
     return _repository_call(model, "unload")
 
 
@@ -239,7 +240,7 @@ def add_model(
 
 
 def model_path(model: str, page: str = "", version: str = "") -> str:
-    """The path of a model's page."""
+    """The URL path of a model's endpoint. page: such as `infer`; empty for the metadata."""
     of_version = f"/versions/{quote(version, safe='')}" if version else ""
     return f"/v2/models/{quote(model, safe='')}{of_version}{page and f'/{page}'}"
 
@@ -250,7 +251,7 @@ def _repository_call(model: str, action: str) -> Operation[None]:
 
 
 def page(target: str, kind: type[T], *, max_wait_s: float = INDEX_TIMEOUT_S) -> Operation[T]:
-    """The JSON answer to a GET."""
+    """A GET request with a JSON response of type `kind`."""
     return Operation("GET", target, partial(_decoded, kind), max_wait_s=max_wait_s)
 
 
@@ -271,7 +272,7 @@ def _image_answer(reply: HttpReply) -> "ImageAnswer":
 
     answer: ImageAnswer = _decoded(ImageAnswer, reply)
     if not answer.results:
-        raise ValueError("its answer has no result")
+        raise ValueError("the response has no result")
     return answer
 
 
@@ -329,21 +330,23 @@ def _tensors_of_reply(reply: HttpReply) -> tuple[Tensor, ...]:
     try:
         body: _InferenceBody = _decoder(_InferenceBody).decode(memoryview(reply.body)[:head_bytes])
     except DecodeError as error:
-        raise EngineFailed(f"the answer is not KServe v2's: {error}") from error
+        raise EngineFailed(f"the response is not a KServe v2 inference response: {error}") from error
     return tuple(_tensors(body.outputs, memoryview(reply.body)[head_bytes:]))
 
 
 def _tensors(outputs: tuple[_OutputTensor, ...], data: memoryview) -> Iterator[Tensor]:
-    """Raises EngineFailed if the bytes are not those of the outputs."""
+    """Splits binary data into tensors. Raises EngineFailed if their sizes do not add up to the data's."""
     begin = 0
     for output in outputs:
         size_bytes = output.parameters.get("binary_data_size")
         if not isinstance(size_bytes, int) or size_bytes < 0:
-            raise EngineFailed(f"output {output.name!r} came without its bytes")
+            raise EngineFailed(f"output {output.name!r} has no binary data")
         if begin + size_bytes > data.nbytes:
             left = data.nbytes - begin
-            raise EngineFailed(f"the answer is truncated: {output.name!r} has {size_bytes} bytes, {left} came")
+            raise EngineFailed(
+                f"the response is truncated: output {output.name!r} has {size_bytes} bytes, {left} received"
+            )
         yield Tensor(output.name, output.datatype, output.shape, data[begin : begin + size_bytes])
         begin += size_bytes
     if begin != data.nbytes:
-        raise EngineFailed(f"{data.nbytes - begin} bytes of the answer belong to no output")
+        raise EngineFailed(f"the response has {data.nbytes - begin} bytes after the last output")

@@ -1,4 +1,4 @@
-"""The options of a client: address, key, time limits and bounds. Sans-IO."""
+"""Options of a client: URL, API key, timeouts and size limits. Sans-IO."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from penstock.protocol.errors import InvalidRequest
 
 URL_VARIABLE, API_KEY_VARIABLE = "PENSTOCK_GATEWAY_URL", "PENSTOCK_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
-MAX_ANSWER_BYTES = 256 << 20
-CONCURRENCY, FRAMES_IN_FLIGHT = 8, 4  # pictures of a batch, frames of a video
+MAX_RESPONSE_BYTES = 256 << 20
+CONCURRENCY, FRAMES_IN_FLIGHT = 8, 4  # defaults of infer_batch and stream
 Protocol = Literal["http", "grpc"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """url: http:// or https://, without a slash at its end. prefix: the path in it.
+    """url: http:// or https://, without a trailing slash. prefix: the path in `url`.
 
-    timeout_s: longest wait for an answer. retries: attempts after the first. protocol: of tensors. grpc_address:
-    HOST:PORT. max_answer_bytes: larger answers are errors. connections: kept open.
+    timeout_s: timeout of a call in seconds. retries: attempts after the first. protocol: for tensors. grpc_address:
+    HOST:PORT. max_response_bytes: larger responses raise an error. connections: size of the connection pool.
     """
 
     url: str
@@ -32,12 +32,12 @@ class ClientOptions:
     retries: int = 2
     protocol: Protocol = "http"
     grpc_address: str = ""
-    max_answer_bytes: int = MAX_ANSWER_BYTES
+    max_response_bytes: int = MAX_RESPONSE_BYTES
     connections: int = 16
 
     @property
     def is_tls(self) -> bool:
-        """Whether the address is https://."""
+        """Whether the URL is https://."""
         return self.url.startswith("https://")
 
 
@@ -49,9 +49,9 @@ def read_options(  # noqa: PLR0913 - each is an option of the connection
     timeout_s: float = 60.0,
     retries: int = 2,
     grpc_address: str = "",
-    max_answer_bytes: int = MAX_ANSWER_BYTES,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
 ) -> ClientOptions:
-    """Completes the options: None is the environment's value, then the default. Raises InvalidRequest."""
+    """Completes the options. None means the environment variable, then the default. Raises InvalidRequest."""
     url = os.environ.get(URL_VARIABLE) or DEFAULT_URL if url is None else url
     api_key = os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key
     try:
@@ -60,13 +60,15 @@ def read_options(  # noqa: PLR0913 - each is an option of the connection
     except ValueError:
         host, port = None, None
     if not host or parts.scheme not in ("http", "https"):
-        raise InvalidRequest(f"{url!r} is not a gateway's address: give one such as {DEFAULT_URL}")
+        raise InvalidRequest(f"{url!r} is not a gateway URL: give one such as {DEFAULT_URL}")
     if parts.username is not None or parts.query or parts.fragment:
-        raise InvalidRequest("a gateway's address has no user, query or fragment: give the key as api_key")
+        raise InvalidRequest("a gateway URL must not have a user, query or fragment: pass the key as api_key")
     if not api_key.isascii() or not api_key.isprintable():
-        raise InvalidRequest(f"api_key (or {API_KEY_VARIABLE}) has characters that no HTTP header allows")
-    if not timeout_s > 0 or retries < 0 or max_answer_bytes < 1:
-        raise InvalidRequest("timeout_s and max_answer_bytes must be positive, and retries at least 0")
+        raise InvalidRequest(
+            f"api_key (or {API_KEY_VARIABLE}) has characters that HTTP headers do not allow: give it as issued"
+        )
+    if not timeout_s > 0 or retries < 0 or max_response_bytes < 1:
+        raise InvalidRequest("timeout_s and max_response_bytes must be positive, and retries at least 0")
     if protocol not in ("http", "grpc"):
         raise InvalidRequest(f"protocol is {protocol!r}; it must be http or grpc")
     port = port or (443 if parts.scheme == "https" else 80)
@@ -80,5 +82,5 @@ def read_options(  # noqa: PLR0913 - each is an option of the connection
         retries,
         protocol,
         grpc_address or host_and_port(host, port + 1),
-        max_answer_bytes,
+        max_response_bytes,
     )

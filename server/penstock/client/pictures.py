@@ -1,4 +1,4 @@
-"""Pictures as users have them, as encoded bytes: files, bytes, NumPy arrays, PIL's images, http:// addresses."""
+"""Reads or encodes images: files, bytes, NumPy arrays, PIL images and http:// URLs."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Color = Literal["bgr", "rgb"]
 
 
 class PilImage(Protocol):
-    """The part of PIL.Image.Image that is used."""
+    """The subset of PIL.Image.Image that is used."""
 
     def convert(self, mode: str, /) -> Any: ...
 
@@ -32,10 +32,10 @@ ImageSource = str | PathLike[str] | bytes | bytearray | memoryview | Array | Pil
 
 
 def encoded_picture(source: ImageSource, color: Color) -> bytes:
-    """The encoded picture. Arrays and PIL's images become JPEG of quality 95, with full colour resolution.
+    """The encoded image. Arrays and PIL images are encoded as JPEG of quality 95 without chroma subsampling.
 
-    color: channel order of an array. Raises InvalidRequest for what is not a picture, ConnectionFailed for an address
-    that does not answer.
+    color: channel order of an array. Raises InvalidRequest for an unsupported type or an unreadable file,
+    ConnectionFailed for a failed download, and TooLarge.
     """
     match source:
         case bytes():
@@ -51,18 +51,18 @@ def encoded_picture(source: ImageSource, color: Color) -> bytes:
     if is_pil_image(source):
         return _jpeg(np.asarray(source.convert("RGB")), "rgb")
     raise InvalidRequest(
-        f"a {type(source).__name__} is not a picture: give a path, an address, bytes, a NumPy array or a PIL image"
+        f"a {type(source).__name__} is not an image: give a path, a URL, bytes, a NumPy array or a PIL image"
     )
 
 
 def is_pil_image(source: object) -> bool:
-    """Whether it is an image of PIL, which is not imported for that."""
+    """Whether it is a PIL image. Does not import PIL."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(source, pil.Image)
 
 
 def is_several(source: object) -> bool:
-    """Whether it is a list or tuple of pictures."""
+    """Whether it is a list or tuple of images."""
     return isinstance(source, Sequence) and not isinstance(source, str | bytes | bytearray | memoryview)
 
 
@@ -70,10 +70,10 @@ def _read(path: Path) -> bytes:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_PICTURE_BYTES:
-            raise TooLarge(f"{path} has {size_bytes} bytes (limit {MAX_PICTURE_BYTES}): give a smaller picture")
+            raise TooLarge(f"{path} has {size_bytes} bytes (limit {MAX_PICTURE_BYTES}): give a smaller image")
         return path.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"the picture {path} cannot be read ({error.strerror}): check the path") from error
+        raise InvalidRequest(f"the image {path} cannot be read ({error.strerror}): check the path") from error
 
 
 def _jpeg(pixels: Array, color: Color) -> bytes:
@@ -85,10 +85,12 @@ def _jpeg(pixels: Array, color: Color) -> bytes:
     is_gray = pixels.ndim == 2 or pixels.shape[2:] == (1,)
     if pixels.dtype != np.uint8 or not (is_gray or (pixels.ndim == 3 and pixels.shape[2] == 3)):
         raise InvalidRequest(
-            f"an array of shape {pixels.shape} and dtype {pixels.dtype} is not a picture: give (height, width, 3) uint8"
+            f"an array of shape {pixels.shape} and dtype {pixels.dtype} is not an image: give (height, width, 3) uint8"
         )
     if not 1 <= min(pixels.shape[:2]) <= max(pixels.shape[:2]) <= _MAX_SIDE:
-        raise InvalidRequest(f"a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels cannot be sent as JPEG")
+        raise InvalidRequest(
+            f"an image of {pixels.shape[1]} x {pixels.shape[0]} pixels is empty or too large (limit {_MAX_SIDE} a side)"
+        )
     shaped = np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], -1))
     order = "GRAY" if is_gray else color.upper()
     data: bytes = simplejpeg.encode_jpeg(shaped, quality=JPEG_QUALITY, colorspace=order, colorsubsampling="444")
@@ -96,7 +98,7 @@ def _jpeg(pixels: Array, color: Color) -> bytes:
 
 
 def _fetched(url: str) -> bytes:
-    """The body behind an address, without the API key. Redirects are followed, at most three."""
+    """Downloads a URL without sending the API key. Follows at most three redirects."""
     import urllib3
 
     from penstock.network import client_context
@@ -106,10 +108,10 @@ def _fetched(url: str) -> bytes:
         try:
             answer = pool.request("GET", url, preload_content=False, timeout=FETCH_TIMEOUT_S, retries=retries)
             if answer.status != 200:
-                raise ConnectionFailed(f"the picture's address answers HTTP {answer.status}: check {_shown(url)}")
+                raise ConnectionFailed(f"HTTP {answer.status} for the image {_shown(url)}: check the URL")
             return _bounded_body(answer, url)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ConnectionFailed(f"the picture at {_shown(url)} cannot be fetched ({error}): check it") from error
+            raise ConnectionFailed(f"the image {_shown(url)} cannot be downloaded ({error}): check the URL") from error
 
 
 def _bounded_body(answer: "BaseHTTPResponse", url: str) -> bytes:
@@ -117,12 +119,12 @@ def _bounded_body(answer: "BaseHTTPResponse", url: str) -> bytes:
     while chunk := answer.read(_CHUNK_BYTES):
         body += chunk
         if len(body) > MAX_PICTURE_BYTES:
-            raise TooLarge(f"the picture at {_shown(url)} has more than {MAX_PICTURE_BYTES} bytes: give a smaller one")
+            raise TooLarge(f"the image {_shown(url)} exceeds {MAX_PICTURE_BYTES} bytes: give a smaller image")
     return bytes(body)
 
 
 def _shown(url: str) -> str:
-    """The address without user, password and query, which may be secret."""
+    """The URL without user, password and query, which may be secret."""
     from urllib3.util import parse_url
 
     return parse_url(url)._replace(auth=None, query=None, fragment=None).url

@@ -1,4 +1,4 @@
-"""From a complete response, or a failed connection, to a value or an error. Sans-IO."""
+"""Converts complete responses to values or errors, and failed connections to errors. Sans-IO."""
 
 import re
 import socket
@@ -20,8 +20,8 @@ from penstock.protocol.errors import (
     Unauthenticated,
 )
 
-START_ADVICE = f"start it with `penstock up`, or give its address: url, or {URL_VARIABLE}"
-KEY_ADVICE = f"give a valid key: api_key, or {API_KEY_VARIABLE}"
+START_ADVICE = f"start it with `penstock up`, or give its URL as `url` or {URL_VARIABLE}"
+KEY_ADVICE = f"give a valid key as `api_key` or {API_KEY_VARIABLE}"
 _LONGEST_WAIT_S = 3600.0
 _MAX_TEXT = 2000
 _UNAVAILABLE = 14
@@ -36,7 +36,7 @@ class _ErrorBody:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request on the wire. timeout_s: until its whole answer must have arrived."""
+    """One request as it is sent. timeout_s: until the complete response must have arrived."""
 
     operation: Operation[object]
     target: str
@@ -45,7 +45,7 @@ class Attempt:
 
 
 def value_of_reply(operation: Operation[T], reply: HttpReply, options: ClientOptions) -> T:
-    """The operation's value. Raises InferenceError."""
+    """The decoded response. Raises InferenceError."""
     if reply.status not in operation.accepts:
         raise error_of_reply(operation, reply, options)
     from msgspec import DecodeError
@@ -57,7 +57,7 @@ def value_of_reply(operation: Operation[T], reply: HttpReply, options: ClientOpt
 
 
 def error_of_reply(operation: Operation[object], reply: HttpReply, options: ClientOptions) -> InferenceError:
-    """The error, with the gateway's sentence and its Retry-After."""
+    """The error, with the gateway's message and its Retry-After."""
     http = f"HTTP {reply.status} {reply.phrase}".strip()
     if 300 <= reply.status < 400:
         there = urlsplit(reply.headers.get("location", ""))
@@ -75,9 +75,11 @@ def error_of_reply(operation: Operation[object], reply: HttpReply, options: Clie
 
 
 def error_of_status(code: int, details: str, metadata: Mapping[str, str], options: ClientOptions) -> InferenceError:
-    """The error of a gRPC status. code: its number. metadata: the trailing one."""
+    """The error for a gRPC status. code: its number. metadata: trailing metadata."""
     reason, address = metadata.get(REASON_HEADER, ""), options.grpc_address
-    if code == _UNAVAILABLE and not reason and "retry-after" not in metadata:  # by gRPC in this process
+    if (
+        code == _UNAVAILABLE and not reason and "retry-after" not in metadata
+    ):  # set by the gRPC library, not by the gateway
         if "failed to connect" in details:
             return GatewayUnreachable(f"nothing answers over gRPC at {address}: {START_ADVICE}")
         advice = "try again; if that does not help, check grpc_address"
@@ -89,7 +91,7 @@ def error_of_status(code: int, details: str, metadata: Mapping[str, str], option
 
 
 def late(options: ClientOptions, timeout_s: float) -> DeadlineExceeded:
-    """The error for an answer that did not come in time."""
+    """The error for a response that did not arrive in time."""
     return DeadlineExceeded(f"{options.url} did not answer within {timeout_s:.3g} s")
 
 
@@ -103,7 +105,7 @@ def _with_key_advice(error: InferenceError, options: ClientOptions) -> Inference
 def connection_error(
     error: BaseException, options: ClientOptions, timeout_s: float
 ) -> ConnectionFailed | DeadlineExceeded:
-    """The error for a failed connection. error: the system's, or http.client's."""
+    """The error for a failed connection. error: an OSError or an exception of http.client."""
     url = options.url
     match error:
         case ConnectionRefusedError() | socket.gaierror():
@@ -119,20 +121,20 @@ def connection_error(
     return ConnectionFailed(f"the connection to {url} broke ({error}): {advice}", is_transient=True)
 
 
-def closed_without_answer(options: ClientOptions) -> ConnectionFailed:
+def closed_without_response(options: ClientOptions) -> ConnectionFailed:
     """The error for a connection that ended before the response's first byte."""
     url = options.url
-    return ConnectionFailed(f"{url} closed the connection without an answer: {_advice(url)}", is_transient=True)
+    return ConnectionFailed(f"{url} closed the connection without a response: {_advice(url)}", is_transient=True)
 
 
 def not_http(options: ClientOptions) -> ConnectionFailed:
-    """The error for an answer that is not HTTP."""
+    """The error for a response that is not HTTP."""
     return ConnectionFailed(f"the server at {options.url} does not speak HTTP: {_address_advice(options.url)}")
 
 
 def too_large(options: ClientOptions, limit_bytes: int) -> ConnectionFailed:
-    """The error for an answer over the limit."""
-    return ConnectionFailed(f"the answer of {options.url} has more than {limit_bytes} bytes, and was not read further")
+    """The error for a response over the size limit."""
+    return ConnectionFailed(f"the response of {options.url} exceeds {limit_bytes} bytes: request fewer results")
 
 
 def _not_a_gateway(options: ClientOptions, why: str) -> ConnectionFailed:
@@ -153,7 +155,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds(text: str) -> float | None:
-    """A number of seconds, at most an hour; None for any other text."""
+    """Parses a number of seconds, capped at one hour; None for any other text."""
     return min(float(text), _LONGEST_WAIT_S) if _NUMBER.fullmatch(text) else None
 
 

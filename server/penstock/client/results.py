@@ -1,4 +1,4 @@
-"""Results of one picture: NumPy arrays and labels, which iterate, draw themselves and convert."""
+"""Results of inference on one image: NumPy arrays and labels, with drawing and conversion to other libraries."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # pandas and supervision are optional; the others are importe
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result:
-    """What a model found in one picture; a subclass for each kind of model.
+    """The result of inference on one image. Each task of a model has a subclass.
 
     timings_ms: milliseconds in the gateway by stage: decode, preprocess, queue, infer, postprocess, total. batch_size:
-    rows of the engine's call. explanation: how the batch was formed, with `explain=True`. picture: the encoded picture.
-    found: the result as the gateway sent it.
+    size of the batch that the engine ran. explanation: how the batch was formed, with `explain=True`. picture: the
+    encoded image. found: the decoded JSON of the result.
     """
 
     model_name: str
@@ -48,30 +48,30 @@ class Result:
 
     @property
     def labels(self) -> list[str]:
-        """By class id; empty for classes that are not in the result."""
+        """Labels by class id; empty strings for classes that are not in the result."""
         return self.found.labels
 
     def __iter__(self) -> Iterator[Any]:
-        """The objects, classes, lines of text or areas, as the gateway sent them."""
+        """The objects, classes, text lines or areas, as decoded from JSON."""
         return iter(self._items())
 
     def __len__(self) -> int:
-        """Their number."""
+        """Number of objects, classes, text lines or areas."""
         return len(self._items())
 
     def __bool__(self) -> bool:
-        """Whether anything was found."""
+        """Whether the result is not empty."""
         return bool(self.found)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.model_name}: {self._summary()}>"
 
     def columns(self) -> dict[str, Column]:
-        """The result as a table: equally long columns by name."""
+        """The result as a table: columns of equal length by name."""
         raise NotImplementedError
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each object, class, line of text or area. Raises NotSupported without pandas."""
+        """One row per object, class, text line or area. Raises NotSupported if pandas is not installed."""
         try:
             import pandas
         except ImportError as error:
@@ -81,10 +81,10 @@ class Result:
     def draw(
         self, image: np.ndarray[Any, np.dtype[np.uint8]] | None = None, *, skeleton: Sequence[tuple[int, int]] = ()
     ) -> Drawing:
-        """The picture with the result drawn into it, upright.
+        """The image, upright, with the result drawn on it.
 
-        image: (height, width, 3) uint8 BGR to draw into a copy of; by default the picture that was sent. skeleton:
-        pairs of keypoints that lines join. Raises InvalidRequest if the masks are not of the picture's size.
+        image: (height, width, 3) uint8 BGR, which is copied; by default the image that was sent. skeleton: pairs of
+        keypoint indices to connect by lines. Raises InvalidRequest if the masks have another size than the image.
         """
         from penstock.client.arrays import vision_result
         from penstock.vision.drawing import draw_result
@@ -94,7 +94,7 @@ class Result:
         try:
             draw_result(pixels, vision_result(self.found, width, height), self.labels, skeleton=skeleton)
         except ValueError as error:
-            raise InvalidRequest(f"the result cannot be drawn into this picture: {error}") from error
+            raise InvalidRequest(f"the result cannot be drawn on this image: {error}") from error
         return pixels.view(Drawing)
 
     def _items(self) -> Sequence[Any]:
@@ -113,7 +113,7 @@ class Result:
 
     @cached_property
     def _size(self) -> tuple[int, int]:
-        """(height, width) of the picture, upright."""
+        """(height, width) of the image, upright."""
         from penstock.vision.decode import read_header
 
         width, height = read_header(self.picture).upright_size
@@ -126,7 +126,7 @@ class Result:
         return vision_result(self.found, width, height)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the drawn picture in the page itself, the first rows, the timings. All is escaped."""
+        """HTML for a notebook: the drawn image, the timings and the first rows. All text is escaped."""
         notes = [f"{self.model_name} {self.model_version}", timings_text(self.timings_ms)]
         notes += [self.explanation.text] if self.explanation is not None else []
         return notebook_html(self.draw(), repr(self), notes, self.columns())
@@ -136,9 +136,9 @@ class Result:
 class DetectionResult(Result):
     """Objects, by descending score: `for detection in result: detection.label, detection.score, detection.xyxy`.
 
-    xyxy: (n, 4) float32, corners in pixels of the picture after EXIF rotation. score: (n,) float32 in [0, 1].
-    class_id: (n,) int64. keypoints: (n, k, 3) float32 of x, y, score. xywhr: (n, 5) float32, centre, width, height and
-    clockwise angle in radians. These two are None if the model has none.
+    xyxy: (n, 4) float32, box corners in pixels of the image after EXIF rotation. score: (n,) float32 in [0, 1].
+    class_id: (n,) int64. keypoints: (n, k, 3) float32 of x, y, score, or None. xywhr: (n, 5) float32 of centre, width,
+    height and clockwise angle in radians, or None.
     """
 
     xyxy: FloatArray
@@ -155,26 +155,26 @@ class DetectionResult(Result):
 
     @property
     def label(self) -> list[str]:
-        """Of each object."""
+        """The label of each object."""
         return [one.label for one in self._items()]
 
     @cached_property
     def masks(self) -> tuple[Mask, ...] | None:
-        """The pixels of each object; None if the model has no masks. Raises ValueError if they are malformed."""
+        """The mask of each object; None if the model has no masks. Raises ValueError if one is malformed."""
         found = self._vision()
         return getattr(found, "masks", None)
 
     def full_masks(self) -> BoolArray | None:
-        """(n, height, width) bool: the masks in the whole picture; None if the model has none."""
+        """Masks of the size of the image: (n, height, width) bool; None if the model has no masks."""
         return None if self.masks is None else _full(self.masks, self._size)
 
     def columns(self) -> dict[str, Column]:
-        """x1, y1, x2, y2, label, score, class_id."""
+        """label, score, x1, y1, x2, y2, class_id."""
         corners = dict(zip(("x1", "y1", "x2", "y2"), self.xyxy.T, strict=True))
         return {"label": self.label, "score": self.score, **corners, "class_id": self.class_id}
 
     def to_supervision(self) -> supervision.Detections:
-        """supervision.Detections, with class names, masks and oriented boxes. Raises NotSupported without it."""
+        """supervision.Detections, with class names, masks and oriented boxes. Raises NotSupported if not installed."""
         sv = _imported_supervision()
         data: dict[str, Any] = {"class_name": np.array(self.label, str)}
         if self.xywhr is not None:
@@ -189,7 +189,7 @@ class DetectionResult(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ClassificationResult(Result):
-    """Classes of the whole picture, by descending score. score: (n,) float32 in [0, 1]; class_id: (n,) int64."""
+    """Classes of the image, by descending score. score: (n,) float32 in [0, 1]. class_id: (n,) int64."""
 
     score: FloatArray
     class_id: IntArray
@@ -202,7 +202,7 @@ class ClassificationResult(Result):
 
     @property
     def top(self) -> ClassScore | None:
-        """The likeliest class; None if no score is high enough."""
+        """The class with the highest score; None if there is none."""
         return next(iter(self), None)
 
     def columns(self) -> dict[str, Column]:
@@ -212,7 +212,7 @@ class ClassificationResult(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EmbeddingResult(Result):
-    """The picture as a vector. vector: (d,) float32."""
+    """An embedding of the image. vector: (d,) float32."""
 
     vector: FloatArray
 
@@ -236,7 +236,7 @@ class TextResult(Result):
 
     @property
     def text(self) -> str:
-        """All lines."""
+        """All lines, joined by newlines."""
         return "\n".join(one.text for one in self)
 
     def _summary(self) -> str:
@@ -250,7 +250,7 @@ class TextResult(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SegmentationResult(Result):
-    """Classes of the pixels. height, width: of the picture. class_id: (n,) int64, ascending."""
+    """Semantic segmentation: a class for each pixel. height, width: of the image. class_id: (n,) int64, ascending."""
 
     height: int
     width: int
@@ -264,16 +264,16 @@ class SegmentationResult(Result):
 
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
-        """The pixels of each class; empty with masks="none". Raises ValueError if they are malformed."""
+        """The mask of each class; empty with masks="none". Raises ValueError if one is malformed."""
         found = self._vision()
         return tuple(found.masks) if isinstance(found, SegmentationMap) else ()
 
     def full_masks(self) -> BoolArray:
-        """(n, height, width) bool."""
+        """Masks of the size of the image: (n, height, width) bool."""
         return _full(self.masks, (self.height, self.width))
 
     def _shown(self) -> list[ClassArea]:
-        """The areas that were sent with their pixels."""
+        """The areas that have a mask."""
         return [one for one in self._items() if one.counts or one.polygons]
 
     def _summary(self) -> str:
@@ -297,7 +297,7 @@ class SegmentationResult(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DepthResult(Result):
-    """Depth or inverse depth, as the model outputs it. height, width: of the picture."""
+    """Depth or inverse depth, as the model outputs it. height, width: of the image."""
 
     height: int
     width: int
@@ -318,8 +318,8 @@ class DepthResult(Result):
         return {"lowest": [self.values.min()], "mean": [self.values.mean()], "highest": [self.values.max()]}
 
 
-def result_of_answer(answer: ImageAnswer, picture: bytes) -> Result:
-    """The first result of the answer. Raises ValueError if it is malformed."""
+def result_of_response(answer: ImageAnswer, picture: bytes) -> Result:
+    """The first result of the response. Raises ValueError if it is malformed."""
     from penstock.client.arrays import floats, ids, points
 
     found = answer.results[0]
@@ -348,7 +348,7 @@ def result_of_answer(answer: ImageAnswer, picture: bytes) -> Result:
     if found.depth:
         height, width = found.depth.size
         return DepthResult(**shared, height=height, width=width)
-    raise ValueError("its answer has a result of no known kind")
+    raise ValueError("the response has a result of an unknown kind")
 
 
 def _full(masks: Sequence[Mask], size: tuple[int, int]) -> BoolArray:

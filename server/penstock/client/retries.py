@@ -1,4 +1,4 @@
-"""Which failed requests are sent again, and when. Sans-IO."""
+"""Which failed requests are retried, and after what delay. Sans-IO."""
 
 import random
 
@@ -13,9 +13,9 @@ _UNAVAILABLE = 503
 def delay_before_retry(
     error: InferenceError, operation: Operation[object], *, attempt: int, retries: int, left_s: float
 ) -> float:
-    """Seconds to wait. attempt: 0 for the first one. left_s: until the deadline.
+    """Seconds to wait before a retry. attempt: 0 for the first one. left_s: until the deadline.
 
-    Raises the error, if a retry cannot help, has no time, or might run twice what must not.
+    Raises `error` if a retry cannot help, would miss the deadline, or might repeat a request that is not idempotent.
     """
     if attempt >= retries or not _may_retry(error, operation):
         raise error

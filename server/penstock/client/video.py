@@ -1,4 +1,4 @@
-"""Frames of a video file, a camera or an iterable, by OpenCV, for Client.stream."""
+"""Reads frames of a video file, a camera or an iterable with OpenCV, for Client.stream."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ VideoSource = str | PathLike[str] | int | Iterable[Pixels]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoFrame:
-    """image: (height, width, 3) uint8 BGR. number: in the source, from 0; a gap where frames were dropped.
+    """image: (height, width, 3) uint8 BGR. number: frame number in the source, from 0; dropped frames are counted.
 
     time_s: position in the video, or seconds since a camera's first frame; None for an iterable.
     """
@@ -30,27 +30,27 @@ class VideoFrame:
 
 
 def is_live(source: VideoSource) -> bool:
-    """Whether the source sends frames at its own pace: a webcam's number, or a camera's address."""
+    """Whether the source is live: a webcam's index or a camera's URL."""
     return isinstance(source, int) or (
         isinstance(source, str) and urlsplit(source).scheme in ("rtsp", "rtsps", "rtmp", "udp")
     )
 
 
 def frames_of(source: VideoSource) -> Iterator[VideoFrame]:
-    """All frames, read as they are taken. Raises InvalidRequest, or ConnectionFailed for a camera that ends."""
+    """Yields all frames. Raises InvalidRequest, and ConnectionFailed if a camera stops sending."""
     if isinstance(source, int | str | PathLike):
         return _captured(source)
     return (VideoFrame(image, number, None) for number, image in enumerate(source))
 
 
 class LatestFrames:
-    """The frames of a live source, read by a thread of its own: a frame that is not taken in time is dropped.
+    """Iterates over the newest frames of a live source. Its own thread reads the source; older frames are dropped.
 
-    An iterator of the newest frame; the end and errors of the source are its own. `close` ends the thread.
+    Ends, or raises the source's error, when the source does. `close` ends the thread.
     """
 
     def __init__(self, source: VideoSource) -> None:
-        """Begins to read."""
+        """Starts the thread."""
         self._frames = frames_of(source)
         self._changed = threading.Condition()
         self._newest: VideoFrame | None = None
@@ -73,7 +73,7 @@ class LatestFrames:
             raise StopIteration
 
     def close(self) -> None:
-        """Ends the thread after the frame that it reads, which has a deadline."""
+        """Ends the thread after its current read, at most READ_TIMEOUT_S."""
         with self._changed:
             self._is_ended = True
         self._thread.join()
@@ -106,7 +106,9 @@ def _captured(source: str | PathLike[str] | int) -> Iterator[VideoFrame]:
         capture = cv2.VideoCapture(fspath(source), cv2.CAP_FFMPEG, limits)
     try:
         if not capture.isOpened():
-            raise InvalidRequest(f"{name} cannot be opened as a video: give a file, a camera's address, or its number")
+            raise InvalidRequest(
+                f"{name} cannot be opened as a video: give a file, a camera's URL, or a webcam's index"
+            )
         number = 0
         while True:
             is_read, image = capture.read()
@@ -117,13 +119,13 @@ def _captured(source: str | PathLike[str] | int) -> Iterator[VideoFrame]:
     finally:
         capture.release()
     if not number:
-        raise InvalidRequest(f"{name} has no frame that can be read")
+        raise InvalidRequest(f"{name} has no readable frame: check the file or the camera")
     if ends_early:
-        raise ConnectionFailed(f"{name} sent {number} frames and then ended: check the camera and its network")
+        raise ConnectionFailed(f"{name} stopped sending after {number} frames: check the camera and its network")
 
 
 def _shown(source: str | PathLike[str] | int) -> str:
-    """The address without user and password."""
+    """The URL without user, password and query."""
     if isinstance(source, int):
         return f"the camera {source}"
     text = fspath(source)

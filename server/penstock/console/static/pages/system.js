@@ -154,7 +154,7 @@ function findings(root) {
     const rows = report.findings.toSorted((a, b) => order.indexOf(a.status) - order.indexOf(b.status));
     const open = rows.filter(row => row.status !== "ok");
     replace(body,
-      open.length ? findingTable("Findings", open) : emptyState("No problems found", "All checks passed."),
+      open.length ? findingTable("Findings", open) : emptyState("No problems found", "Every check passed."),
       h("details", {}, h("summary", {}, `${rows.length - open.length} checks passed`), findingTable("Passed checks", rows.filter(row => row.status === "ok"))));
   }
   examine();
