@@ -129,8 +129,15 @@ def open_report(page: Page) -> None:
     page.get_by_role("table").get_by_role("link").first.click()
 
 
+def choose_model(page: Page, *, file: Path) -> None:
+    """What was found in a model's file."""
+    page.get_by_role("button", name="Add a model").click()
+    page.get_by_label("Drop an ONNX file").set_input_files(file)
+    expect(page.get_by_text("can be served")).to_be_visible(timeout=1000 * TIMEOUT_S)
+
+
 def choose_file(page: Page, *, file: Path) -> None:
-    """A file of the person, as if it had been dropped."""
+    """A picture, as if it had been dropped."""
     page.locator("input[type=file]").set_input_files(file)
 
 
@@ -138,6 +145,7 @@ def views(options: argparse.Namespace) -> tuple[tuple[str, str, Callable[[Page],
     """Of each screenshot: name, path, and what is done there."""
     return (
         ("models", "models", None),
+        ("models-add", "models", partial(choose_model, file=options.model)),
         ("models-one", "models/yolox-nano", None),
         ("try-empty", "try", None),
         ("try", "try?model=yolox-nano", partial(choose_file, file=options.photo)),

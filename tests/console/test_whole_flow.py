@@ -52,6 +52,19 @@ def go(page: Page, title: str) -> None:
     expect(page.get_by_role("heading", level=1).first).to_contain_text(title)
 
 
+def add_a_model(page: Page) -> None:
+    """A file is looked at, and added under its own name."""
+    go(page, "Models")
+    page.get_by_role("button", name="Add a model").click()
+    box = page.get_by_role("dialog", name="Add a model")
+    box.get_by_label("Drop an ONNX file").set_input_files(SOURCE / "ultraface_rfb320.onnx")
+    expect(box.get_by_text("can be served")).to_be_visible(timeout=WAIT_MS)
+    box.get_by_role("button", name="Add", exact=True).click()
+    expect(box.get_by_text("ultraface_rfb320 is served.")).to_be_visible(timeout=WAIT_MS)
+    box.get_by_role("link", name="Try it").click()
+    expect(page.get_by_label("Model")).to_have_value("ultraface_rfb320")
+
+
 def try_a_picture(page: Page) -> None:
     go(page, "Try")
     page.get_by_label("Model").select_option("yolox-nano")
@@ -121,7 +134,7 @@ def test_person_uses_everything(chromium: Browser, stack: tuple[RunningStack, bo
         if has_keys:
             log_in(page, SECRET)
         steps: tuple[Callable[[Page], None], ...] = (
-            *(try_a_picture, count_in_a_film, lambda shown: watch_a_camera(shown, server.url("/yard"))),
+            *(add_a_model, try_a_picture, count_in_a_film, lambda shown: watch_a_camera(shown, server.url("/yard"))),
             *(open_an_event_and_export, run_a_load_test),
         )
         for step in steps:
