@@ -1,8 +1,8 @@
-"""The log of a stack: JSON lines that its processes append to numbered files in one folder, and their reader.
+"""Writes and reads the log of a stack: JSON lines that its processes append to numbered files in one folder.
 
-Appending is one write per line, so that lines of several processes do not mix. A full file has a successor with the
-next number, which one process creates and which the others find; only two files are kept. Lines survive the process
-that wrote them. A line that cannot be written is dropped.
+Each line is one write, so lines of several processes do not mix. When a file is full, one process creates the file with
+the next number, and the others switch to it. Only the last two files are stored. Lines that cannot be written are
+dropped.
 """
 
 import os
@@ -21,7 +21,7 @@ import msgspec
 FOLDER = "logs"  # in a stack's run directory
 MAX_FILE_BYTES = 4 << 20
 MAX_LINE_BYTES = 16 << 10
-_HEAD_LENGTH, _TAIL_LENGTH = 500, 1500  # characters of a longer value that are kept: a traceback ends with the error
+_HEAD_LENGTH, _TAIL_LENGTH = 500, 1500  # characters of a longer value that are stored: a traceback ends with the error
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _NAME = re.compile(r"([1-9][0-9]{0,17})\.jsonl")
 
@@ -29,8 +29,8 @@ _NAME = re.compile(r"([1-9][0-9]{0,17})\.jsonl")
 class LogLine(msgspec.Struct, frozen=True):
     """One line of the log.
 
-    level: debug, info, warning, error or critical. time: ISO 8601 in UTC. process: its role in the stack, such as
-    `gateway` or `worker 1`. fields: the further values of the line, as text.
+    level: debug, info, warning, error or critical. time: ISO 8601 in UTC. process: role of the process, such as
+    `gateway` or `worker 1`. fields: all other values of the line, as text.
     """
 
     level: str
@@ -43,7 +43,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.json.Decoder(LogLine)
-_HEADS = {  # beginnings of lines at a level or above, so that most lines need no decoding
+_HEADS = {  # prefixes of lines at a level or above: other lines are skipped without decoding
     least: tuple(b'{"level":"%b"' % level.encode() for level in LEVELS[index:]) for index, least in enumerate(LEVELS)
 }
 
@@ -64,12 +64,12 @@ class LogFile:
 
     def _append(self, line: bytes) -> None:
         file = self._newest()
-        begin = b"\n" if self._is_torn else b""  # ends the part of an earlier line on a full disk
+        begin = b"\n" if self._is_torn else b""  # ends an earlier line that a full disk truncated
         written = os.write(file, begin + line)
         self._is_torn = written < len(begin) + len(line)
 
     def _newest(self) -> int:
-        """The file to append to; the next one is created if this one is full."""
+        """The file to append to. Creates the next one if it is full."""
         status = os.fstat(self._file) if self._file >= 0 else None
         if status is not None and status.st_nlink and not self._path(self._number + 1).exists():
             if status.st_size < self._max_file_bytes:
@@ -100,7 +100,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _encode(entry: MutableMapping[str, Any], process: str) -> bytes:
-    """The line, with its values shortened so that it has at most MAX_LINE_BYTES."""
+    """The encoded line. Values are shortened so that it has at most MAX_LINE_BYTES."""
     others = {key: _shortened(value) for key, value in entry.items() if key not in _HEAD}
     line = LogLine(
         str(entry.get("level", "info")),
@@ -121,7 +121,7 @@ _HEAD = frozenset(("level", "timestamp", "component", "event"))
 
 
 def _shortened(value: object) -> str:
-    text = str(value).encode(errors="replace").decode()  # a file's name may be no UTF-8
+    text = str(value).encode(errors="replace").decode()  # file names may not be valid UTF-8
     if len(text) <= _HEAD_LENGTH + _TAIL_LENGTH:
         return text
     return f"{text[:_HEAD_LENGTH]}…{text[-_TAIL_LENGTH:]}"
@@ -129,14 +129,14 @@ def _shortened(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Lines at the level or above, not before `since` (ISO 8601 in UTC), with the text (in any case)."""
+    """Selects lines. level: least severe level. since: earliest time, ISO 8601 in UTC. text: case-insensitive."""
 
     level: str = "debug"
     since: str = ""
     text: str = ""
 
     def lines(self, encoded: Iterable[bytes]) -> Iterator[LogLine]:
-        """The matching lines in the same order. Lines that are not complete are skipped."""
+        """The matching lines in the same order. Skips incomplete lines."""
         heads, wanted = _HEADS[self.level], self.text.casefold()
         for raw in encoded:
             if not raw.startswith(heads):
@@ -163,7 +163,7 @@ class LogPosition:
     def parse(cls, text: str) -> "LogPosition":
         """Raises ValueError."""
         if re.fullmatch(r"[0-9]{1,18}-[0-9]{1,18}", text) is None:
-            raise ValueError(f"{text[:40]!r} is no position in the log; give `next` of an earlier answer")
+            raise ValueError(f"{text[:40]!r} is not a position in the log; use `next` of an earlier response")
         number, _, offset = text.partition("-")
         return cls(int(number), int(offset))
 
@@ -173,7 +173,7 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Lines, the oldest first, and the position behind them."""
+    """Lines, oldest first, and the position after them."""
 
     lines: tuple[LogLine, ...]
     next: LogPosition
@@ -191,7 +191,7 @@ def newest_lines(folder: Path, wanted: LogFilter, limit: int) -> LogPage:
 
 
 def lines_after(folder: Path, position: LogPosition, wanted: LogFilter, limit: int) -> LogPage:
-    """The first `limit` matching lines after the position; from the oldest if the position's file is gone."""
+    """The first `limit` matching lines after the position; from the oldest line if the position's file was removed."""
     found: list[LogLine] = []
     at = position
     for number, offset, lines in _complete_lines(folder, position):
@@ -206,7 +206,7 @@ def lines_after(folder: Path, position: LogPosition, wanted: LogFilter, limit: i
 
 
 def _complete_lines(folder: Path, after: LogPosition) -> list[tuple[int, int, list[bytes]]]:
-    """By file: its number, the offset behind its last complete line, its complete lines after the position."""
+    """Per file: number, offset after its last complete line, and complete lines after the position."""
     found = []
     try:
         numbers = _numbers(folder)
@@ -218,7 +218,7 @@ def _complete_lines(folder: Path, after: LogPosition) -> list[tuple[int, int, li
         if number < after.number:
             continue
         begin = after.offset if number == after.number else 0
-        with suppress(OSError), open(_path_of(folder, number), "rb") as file:  # gone: a newer one was begun
+        with suppress(OSError), open(_path_of(folder, number), "rb") as file:  # the file may have been removed
             begin = begin if begin <= os.fstat(file.fileno()).st_size else 0
             file.seek(begin)
             text = file.read(MAX_FILE_BYTES + MAX_LINE_BYTES * 8)

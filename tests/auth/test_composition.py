@@ -109,5 +109,5 @@ def test_keys_are_in_the_settings_as_hashes_and_not_in_the_settings_file(tmp_pat
     assert SECRET not in settings(KEYS).model_dump_json() + repr(settings(KEYS))
     file = tmp_path / "penstock.toml"
     file.write_text(f'grace_s = 1.0\napi_keys = ["ops:admin:{SECRET}"]\n')
-    with pytest.raises(SettingsError, match=f"{file}:2: keys stand in a file of their own; name it as access_file"):
+    with pytest.raises(SettingsError, match=f"{file}:2: put API keys into a separate file, and set access_file to it"):
         read_settings({}, environ={}, file=file)

@@ -74,7 +74,7 @@ def test_status_shows_a_stack_on_one_screen() -> None:
     assert "penstock 1.2.3 at http://here: ready, up 2 h 1 min, 3 in flight" in text
     assert "triton 2.51.0, up, 1 restart\n" in text.replace("  ", "").replace(" \n", "\n")
     assert text.index("broken unavailable  its file is empty") < text.index("street ready")
-    assert "street: 4 waiting, 1 at the engine, a new request waits 12 ms" in text
+    assert "street: 4 waiting, 1 in flight, queue delay 12 ms" in text
     assert "idle" not in text
     assert "up (pid 1): 80 MiB, 1.0 s of CPU" in text
     assert "decoder (pid 2): 2.0 GiB" in text
@@ -96,9 +96,9 @@ def test_status_shows_gpus_and_mps() -> None:
     card = GpuSummary(0, "H100", "", 0.25, 0.9, 8 * GIB, 80 * GIB, [process])
     lost = GpuSummary(1, "H100", "Xid 79", None, None, None, None, [])
     text = shown(gpus=[card, lost], mps=MpsSummary(1, 0, 0, 0.0, 0, ""))
-    assert "0 H100: SM activity 25%, memory 8.0 of 80.0 GiB, 1 process, 1 by MPS" in text
+    assert "0 H100: SM activity 25%, memory 8.0 of 80.0 GiB, 1 process, 1 MPS client" in text
     assert "1 H100 lost: Xid 79" in text
-    assert "1 clients, 0 processes without it" in text
+    assert "1 client, 0 processes outside MPS" in text
 
 
 def test_status_shows_why_the_video_program_cannot_run() -> None:
@@ -230,7 +230,7 @@ def test_config_show_without_a_stack_is_what_up_would_use(tmp_path: Path, monkey
     """It says so; a file and variables count with their place."""
     monkeypatch.setenv("PENSTOCK_HTTP_PORT", "9")
     result = run("config", "show", "http_port")
-    assert "these are the settings that `penstock up` would use" in result.stderr
+    assert "showing the settings that `penstock up` would use" in result.stderr
     assert result.stdout.splitlines()[1].split() == ["http_port", "9", "variable", "PENSTOCK_HTTP_PORT"]
     file = tmp_path / "a.toml"
     file.write_text("\ngrace_s = 5\n")

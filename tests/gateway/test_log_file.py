@@ -158,5 +158,5 @@ def test_position_of_an_earlier_stack_begins_the_log_anew(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "1", "1-", "-1-2", "1-2-3", "a-b", "1-" + "9" * 30])
 def test_malformed_position_is_refused(text: str) -> None:
     """A cursor comes from a client."""
-    with pytest.raises(ValueError, match="no position in the log"):
+    with pytest.raises(ValueError, match="not a position in the log"):
         LogPosition.parse(text)

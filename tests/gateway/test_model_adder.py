@@ -69,7 +69,7 @@ def adding(tmp_path: Path) -> Adding:
         ),
         ("code", InvalidRequest, "start the gateway with --allow-model-code"),
         ("usage", InvalidRequest, "the model was not added: Invalid value for 'conf': it is over 1"),
-        ("die", InvalidRequest, "the process that inspects it was ended by signal 11; it may use 4096 MiB of memory"),
+        ("die", InvalidRequest, "the process that inspects it was killed by signal 11; it may use 4096 MiB of memory"),
         ("full", StorageFull, "the disk of "),
     ],
 )
@@ -86,7 +86,7 @@ async def test_refusal_is_the_commands_sentence_with_query_parameters(
 async def test_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     """With all that it had begun."""
     adding = Adding(tmp_path, ModelProcessLimits(wall_s=0.5))
-    with pytest.raises(InvalidRequest, match=r"inspects the file did not end in 0\.5 s; it was stopped"):
+    with pytest.raises(InvalidRequest, match=r"inspecting the file took longer than 0\.5 s and was stopped"):
         await adding.add(what="hang")
     assert (adding.content(), adding.left()) == ("", [])
 
@@ -139,7 +139,7 @@ async def test_process_that_is_ended_after_its_work_leaves_the_repository_as_it_
     if content:
         await Adding(tmp_path).add(content=content)
     adding = Adding(tmp_path, ModelProcessLimits(wall_s=0.5))
-    with pytest.raises(InvalidRequest, match="the process that inspects the file did not end"):
+    with pytest.raises(InvalidRequest, match="inspecting the file took longer than"):
         await adding.add(what="hang-late", may_replace=True)
     assert (adding.content(), adding.left()) == (content, [])
 

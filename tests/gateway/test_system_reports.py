@@ -102,7 +102,7 @@ def test_audit_log_that_cannot_be_read_back_says_why(tmp_path: Path) -> None:
     """A pipe or a terminal would block its reader."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for path, words in ((pipe, "no regular file"), (tmp_path / "absent", "cannot be read")):
+    for path, words in ((pipe, "not a regular file"), (tmp_path / "absent", "cannot be read")):
         with pytest.raises(NotSupported, match=words):
             read_audit_log(path, 3)
 

@@ -70,7 +70,7 @@ def test_console_that_is_killed_is_back_on_its_port_and_the_gateway_does_not_not
     os.kill(killed.pid, signal.SIGKILL)
     assert ask(f"{stack.console_url}health/live") == (200, {"live": True})
     assert console_of(stack).pid != killed.pid
-    assert len(stack.logged("the console ended; starting it again")) == 1
+    assert len(stack.logged("the console exited; restarting it")) == 1
 
 
 def test_port_of_the_console_that_is_taken_is_named_with_both_ways_out(tmp_path: Path) -> None:

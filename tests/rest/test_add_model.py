@@ -167,8 +167,8 @@ async def test_name_that_is_taken_is_refused_before_the_body(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("body", "header", "status", "said"),
     [
-        (FILE, (b"content-encoding", b"gzip"), 400, "send the ONNX file as it is"),
-        (FILE, (b"content-encoding", b"br"), 400, "send the ONNX file as it is"),
+        (FILE, (b"content-encoding", b"gzip"), 400, "send the ONNX file uncompressed"),
+        (FILE, (b"content-encoding", b"br"), 400, "send the ONNX file uncompressed"),
         (FILE, (b"content-type", b"multipart/form-data; boundary=x"), 415, "send the ONNX file itself as the body"),
         (b"", (b"x-a", b"b"), 400, "the body is empty"),
     ],

@@ -88,7 +88,7 @@ async def test_inspected_file_is_added_by_its_token_once(tmp_path: Path) -> None
     assert left_in(tmp_path) == []
     reply = await front.ask("POST", f"{ADD.format('other')}?upload={token}", b"")
     assert reply.status == 400
-    assert f"there is no upload '{token}'" in text_of(reply)
+    assert f"no upload '{token}'" in text_of(reply)
     assert "send the file again" in text_of(reply)
 
 
@@ -164,7 +164,7 @@ async def test_query_that_is_wrong_is_refused_before_the_body(tmp_path: Path, qu
 @pytest.mark.parametrize(
     ("body", "header", "status", "said"),
     [
-        (FILE, (b"content-encoding", b"gzip"), 400, "send the ONNX file as it is"),
+        (FILE, (b"content-encoding", b"gzip"), 400, "send the ONNX file uncompressed"),
         (FILE, (b"content-type", b"multipart/form-data; boundary=x"), 415, "send the ONNX file itself as the body"),
         (b"", (b"x-a", b"b"), 400, "the body is empty"),
     ],

@@ -145,7 +145,7 @@ async def test_duration_that_is_none_is_refused(front: Front, over_s: str) -> No
 async def test_unknown_model_is_404(front: Front) -> None:
     """The sentence says where to look."""
     status, body = await get(front, "/v1/models/none")
-    assert (status, "GET /v1/models lists all" in body["error"]) == (404, True)
+    assert (status, "GET /v1/models lists them" in body["error"]) == (404, True)
 
 
 async def test_reader_lists_models_and_only_an_admin_removes_one() -> None:

@@ -20,29 +20,29 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 @app.callback()
 def _config() -> None:
-    """Show the settings, their values and where each value came from."""
+    """Show settings with their values and origins."""
 
 
 @app.command(short_help="Show each setting, its value and its origin.")
 def show(
     names: Annotated[list[str] | None, typer.Argument(help="settings to show, such as http_port [all]")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file: what `penstock up --config FILE` would use, running or not")
+        Path | None, typer.Option(help="TOML file: show what `penstock up --config FILE` would use")
     ] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="only settings that are not at their default")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="only settings that differ from their default")] = False,
     url: Url = None,
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="an array of objects, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON array only")] = False,
 ) -> None:
-    """Show each setting, its value and its origin: default, file, variable, flag, or decided at the start.
+    """Show each setting, its value and its origin: default, file, variable, flag, or start (chosen at startup).
 
-    With a running stack: the settings in force there, which needs the role admin. Without one: what `penstock up`
-    would use here. Secrets are hidden.
+    If a stack is running, shows its effective settings; this requires the role admin. Otherwise shows what
+    `penstock up` would use. Secrets are hidden.
     """
     rows = _of_file(config) if config is not None else _in_force(url, api_key)
     unknown = sorted(set(names or ()) - {row.name for row in rows})
     if unknown:
-        fail(f"no setting is named {unknown[0]!r}; `penstock config show` lists all")
+        fail(f"no setting is named {unknown[0]!r}; `penstock config show` lists them")
     shown = [row for row in rows if (not names or row.name in names) and (not changed or row.origin != "default")]
     if as_json:
         print_json(shown)
@@ -51,14 +51,14 @@ def show(
 
 
 def _in_force(url: str | None, api_key: str) -> list[SettingReport]:
-    """The running stack's; if none runs and none was named, this command's."""
+    """Settings of the running stack, or of this command if no stack runs and no URL was given."""
     gateway = gateway_of(url, api_key)
     try:
         return gateway.read("/v1/system/config", SettingsReport).settings
     except GatewayUnreachable as error:
         if url is not None:
             fail(str(error), code=1)
-        print_failure(f"nothing answers at {gateway.url}: these are the settings that `penstock up` would use")
+        print_failure(f"nothing answers at {gateway.url}: showing the settings that `penstock up` would use")
         return _of_file(None)
     except InferenceError as error:
         fail(str(error), code=1)
@@ -84,7 +84,7 @@ def _table(rows: list[SettingReport]) -> Table:
 
 
 def _value(value: object) -> str:
-    """As a person writes it: lists with commas."""
+    """The value as text; lists separated by commas."""
     match value:
         case None | "":
             return "not set"

@@ -108,7 +108,12 @@ def model_findings(gateway: GatewayClient) -> list[Finding]:
     served = len({row.name for row in index if row.state == "READY"})
     found = [Finding("models.served", Severity.OK, f"{served} served by the gateway at {gateway.url}")]
     return found + [
-        Finding(f"models.{name}", Severity.WARNING, f"{name}: {why}", f"correct it, then: penstock models load {name}")
+        Finding(
+            f"models.{name}",
+            Severity.WARNING,
+            f"{name}: {why}",
+            f"fix the cause, then run: penstock models load {name}",
+        )
         for name, why in reasons.items()
     ]
 

@@ -23,18 +23,18 @@ _BARE = re.compile(r"[\w.:/+,@%-]+")
 
 
 def logs(
-    text: Annotated[str, typer.Argument(help="only lines with this text, in any case")] = "",
-    level: Annotated[str, typer.Option(help=f"this level and more severe ones: {', '.join(LEVELS)}")] = "debug",
-    since: Annotated[str, typer.Option(help="from then on: 30s, 10m, 2h, 1d, or 2026-11-29T03:00:00Z [all]")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="number of lines")] = 200,
+    text: Annotated[str, typer.Argument(help="only lines that contain this text; case-insensitive")] = "",
+    level: Annotated[str, typer.Option(help=f"least severe level to show: {', '.join(LEVELS)}")] = "debug",
+    since: Annotated[str, typer.Option(help="lines since then: 30s, 10m, 2h, 1d or 2026-11-29T03:00:00Z [all]")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="maximum number of lines")] = 200,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="also show new lines, until Ctrl-C")] = False,
     url: Url = None,
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="an object per line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """Show the newest lines of the log of all processes: parent, gateway, workers, Triton, video program.
 
-    A stack keeps its last 4 to 8 MiB. It needs the role admin. Lines below the stack's own --log-level do not exist.
+    Requires the role admin. The log is limited to 8 MiB. It has no lines below the stack's --log-level.
     """
     gateway = gateway_of(url, api_key)
     query = {"level": level} | ({"text": text} if text else {})
@@ -54,7 +54,7 @@ def _page(gateway: GatewayClient, query: dict[str, str]) -> LogReport:
 
 
 def _follow(gateway: GatewayClient, query: dict[str, str], at: str, console: Console, *, as_json: bool) -> NoReturn:
-    """Until Ctrl-C. While the gateway does not answer, says so once and tries again."""
+    """Shows new lines until Ctrl-C. If the gateway stops responding, prints one error and keeps polling."""
     is_gone = False
     while True:
         time.sleep(POLL_S)
@@ -79,7 +79,7 @@ def _show(page: LogReport, console: Console, *, as_json: bool) -> None:
 
 
 def shown(line: LogLine) -> Text:
-    """The line as the stack's standard error has it, with its process."""
+    """The line in the format of the stack's standard error, with the process."""
     text = Text(f"{line.time[:23]}Z ", "dim").append(f"{line.level:<7}", LEVEL_STYLES.get(line.level, ""))
     text.append(f" {one_line(line.process)} {one_line(line.component)}: ", "dim").append(one_line(line.event))
     for key, value in line.fields.items():

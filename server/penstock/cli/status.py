@@ -1,4 +1,4 @@
-"""`penstock status`: the running stack on one screen."""
+"""`penstock status`: the state of the running stack on one screen."""
 
 import time
 from collections import defaultdict
@@ -38,7 +38,7 @@ class StreamSummary(msgspec.Struct, frozen=True):
 
 
 class StreamList(msgspec.Struct, frozen=True):
-    """The video program's answer."""
+    """The video program's response."""
 
     streams: list[StreamSummary]
 
@@ -48,14 +48,17 @@ def status(
     api_key: ApiKey = "",
     video_url: VideoUrl = "http://127.0.0.1:8010",
     video_api_key: Annotated[
-        str, typer.Option(envvar="PENSTOCK_VIDEO_API_KEY", show_default=False, help="of the video program [--api-key]")
+        str,
+        typer.Option(
+            envvar="PENSTOCK_VIDEO_API_KEY", show_default=False, help="API key of the video program [--api-key]"
+        ),
     ] = "",
-    watch: Annotated[bool, typer.Option("--watch", help=f"show it again every {INTERVAL_S:g} s, until Ctrl-C")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help=f"refresh every {INTERVAL_S:g} s, until Ctrl-C")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object only")] = False,
 ) -> None:
     """Show the running stack: engine, models, queues, streams, processes, GPUs, and the last errors.
 
-    Exit code 1 if nothing answers or the gateway is not ready.
+    Exit code 1 if the gateway does not respond or is not ready.
     """
     gateway, video = gateway_of(url, api_key), GatewayClient(video_url, video_api_key or api_key)
     if watch:
@@ -75,7 +78,7 @@ def status(
 
 
 def _watch(gateway: GatewayClient, video: GatewayClient, *, as_json: bool) -> None:
-    """Until Ctrl-C. Shows what is wrong while nothing answers, and goes on."""
+    """Refreshes until Ctrl-C. Shows the error while the gateway does not respond."""
     before: dict[int, ProcessUsage] = {}
     with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
         while True:
@@ -95,7 +98,7 @@ def _watch(gateway: GatewayClient, video: GatewayClient, *, as_json: bool) -> No
 
 
 def _streams(video: GatewayClient) -> list[StreamSummary] | None:
-    """Streams of the video program; None if none answers."""
+    """Streams of the video program; None if it does not respond."""
     with suppress(InferenceError):
         return video.read("/v1/streams", StreamList, VIDEO_TIMEOUT_S).streams
     return None
@@ -111,7 +114,7 @@ def screen(
     streams: list[StreamSummary] | None = None,
     before: dict[int, ProcessUsage] | None = None,
 ) -> Group:
-    """Everything for a person. before: processes some seconds ago, by pid, for their load."""
+    """The whole report as text. before: earlier process figures by PID, to compute CPU use."""
     state = Text("ready", "green") if report.is_ready else Text(f"not ready: {one_line(report.reason)}", "bold red")
     head = Text(f"penstock {report.version} at {url}: ").append_text(state)
     head.append(f", up {duration(report.uptime_s)}, {report.in_flight} in flight")
@@ -127,7 +130,7 @@ def screen(
 def _parts(
     report: SystemReport, streams: list[StreamSummary] | None, before: dict[int, ProcessUsage]
 ) -> Iterator[tuple[str, Iterable[Text]]]:
-    """(label, lines) of each part that has something to show."""
+    """(label, lines) of each section; sections without lines are omitted."""
     yield "engine", _engine(report)
     yield "models", _models(report.models)
     yield "queues", [_queue(queue) for queue in report.queues if queue.waiting or queue.in_flight]
@@ -139,7 +142,10 @@ def _parts(
     yield "gpus", [_gpu(gpu) for gpu in report.gpus]
     if report.mps is not None:
         mps = report.mps
-        yield "mps", [Text(f"{mps.clients} clients, {mps.unattached} processes without it, {mps.restarts} restarts")]
+        yield (
+            "mps",
+            [Text(f"{_count(mps.clients, 'client')}, {mps.unattached} processes outside MPS, {mps.restarts} restarts")],
+        )
     yield "errors", _errors(report.errors)
 
 
@@ -154,7 +160,7 @@ def _engine(report: SystemReport) -> Iterator[Text]:
 
 
 def _models(models: list[ModelSummary]) -> Iterator[Text]:
-    """Counts, then models with a problem first."""
+    """Counts by state, then models, unavailable ones first."""
     counts: dict[str, int] = defaultdict(int)
     for model in models:
         counts[model.state] += 1
@@ -168,8 +174,8 @@ def _models(models: list[ModelSummary]) -> Iterator[Text]:
 
 
 def _queue(queue: ModelQueue) -> Text:
-    wait = "" if queue.wait_s is None else f", a new request waits {1000 * queue.wait_s:.0f} ms"
-    return Text(f"{one_line(queue.model)}: {queue.waiting} waiting, {queue.in_flight} at the engine{wait}")
+    wait = "" if queue.wait_s is None else f", queue delay {1000 * queue.wait_s:.0f} ms"
+    return Text(f"{one_line(queue.model)}: {queue.waiting} waiting, {queue.in_flight} in flight{wait}")
 
 
 def _stream_lines(streams: list[StreamSummary]) -> Iterator[Text]:
@@ -186,7 +192,7 @@ def _stream_lines(streams: list[StreamSummary]) -> Iterator[Text]:
 
 
 def _processes(processes: list[ProcessUsage], before: dict[int, ProcessUsage]) -> Iterator[Text]:
-    """One line for each role: number, memory, CPU time or, with earlier figures, the load."""
+    """One line per role: process count, memory, and CPU use; without earlier figures, CPU time."""
     by_role: dict[str, list[ProcessUsage]] = {}
     for process in processes:
         by_role.setdefault(process.role, []).append(process)
@@ -202,7 +208,7 @@ def _processes(processes: list[ProcessUsage], before: dict[int, ProcessUsage]) -
 
 
 def _load(now: ProcessUsage, before: ProcessUsage) -> float:
-    """Cores in use between the two readings."""
+    """CPU cores in use between the two samples."""
     return (now.cpu_seconds - before.cpu_seconds) / max(0.1, now.age_s - before.age_s)
 
 
@@ -217,7 +223,9 @@ def _gpu(gpu: GpuSummary) -> Text:
     if gpu.memory_used_bytes is not None and gpu.memory_bytes:
         line.append(f", memory {gpu.memory_used_bytes / GIB:.1f} of {gpu.memory_bytes / GIB:.1f} GiB")
     clients = sum(process.is_mps_client for process in gpu.processes)
-    return line.append(f", {_count(len(gpu.processes), 'process', 'es')}" + (f", {clients} by MPS" if clients else ""))
+    return line.append(
+        f", {_count(len(gpu.processes), 'process', 'es')}" + (f", {_count(clients, 'MPS client')}" if clients else "")
+    )
 
 
 def _errors(errors: list[LogLine]) -> Iterator[Text]:

@@ -1,4 +1,4 @@
-"""The flags of `penstock up`: a row a flag, named after its setting; `config` is the settings file."""
+"""The flags of `penstock up`, each named after its setting; `config` is the settings file."""
 
 import inspect
 from pathlib import Path
@@ -17,19 +17,19 @@ FLAGS: dict[str, Any] = {
     "console": Annotated[str | None, typer.Option(help="on or off: serve the web console [on]")],
     "console_port": Annotated[int | None, typer.Option(help="the console's port [8003]")],
     "console_url": Annotated[
-        str | None, typer.Option(help="where / on the REST port leads [the console's port on the same host]")
+        str | None, typer.Option(help="where / on the REST port redirects to [the console's port on the same host]")
     ],
     "video_url": Annotated[
         str | None, typer.Option(help="the video program whose streams the console shows [http://127.0.0.1:8010]")
     ],
     "video": Annotated[
         bool | None,
-        typer.Option("--video", help="run the video program, too: cameras, rules and events in the console [off]"),
+        typer.Option("--video", help="also run the video program: cameras, rules and events in the console [off]"),
     ],
     "video_config": Annotated[
-        Path | None, typer.Option(help="its settings file; the console's changes are saved there [HOME/video.yaml]")
+        Path | None, typer.Option(help="settings file of the video program; changes are saved there [HOME/video.yaml]")
     ],
-    "video_port": Annotated[int | None, typer.Option(help="its control API [8010]")],
+    "video_port": Annotated[int | None, typer.Option(help="port of the video program's API [8010]")],
     "allowed_host": Annotated[
         list[str] | None,
         typer.Option(
@@ -101,7 +101,7 @@ FLAGS: dict[str, Any] = {
     ],
     "home": Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")],
     "access_file": Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")],
-    "anonymous": Annotated[str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")],
+    "anonymous": Annotated[str | None, typer.Option(help="roles of a client without a key: infer,read,admin, or none")],
     "metrics_key_required": Annotated[
         bool | None, typer.Option("--metrics-key-required", help="port 8002 requires a key with the role read [off]")
     ],
@@ -131,7 +131,9 @@ FLAGS: dict[str, Any] = {
     ],
     "load_target": Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="server that admins may load test, besides this one; may be repeated [none]"),
+        typer.Option(
+            metavar="URL", help="further server that admins may run load tests against; may be repeated [none]"
+        ),
     ],
     "allow_outbound": Annotated[
         list[str] | None,

@@ -28,7 +28,7 @@ _INHERITED = (  # no secrets
     "PENSTOCK_ENGINE_ENVIRONMENT",
 )
 _STAGING_SUFFIX = re.compile(r"\.[a-z0-9_]{8}")  # of tempfile.mkdtemp
-_FLAG = re.compile(r"--(?!allow-model-code)([a-z]+(?:-[a-z]+)*)")  # the gateway has that flag, too
+_FLAG = re.compile(r"--(?!allow-model-code)([a-z]+(?:-[a-z]+)*)")  # --allow-model-code is also a flag of the gateway
 
 log = get_logger("models")
 
@@ -89,9 +89,7 @@ class ModelCommand:
             async with asyncio.timeout(wall_s):
                 code = await process.wait()
         except TimeoutError:
-            raise InvalidRequest(
-                f"the process that inspects the file did not end in {wall_s:g} s; it was stopped"
-            ) from None
+            raise InvalidRequest(f"inspecting the file took longer than {wall_s:g} s and was stopped") from None
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -103,7 +101,7 @@ class ModelCommand:
         return CommandResult(code, last_line, _head_of(stderr, _MIB).decode("utf-8", "replace"))
 
     def for_client(self, text: str) -> str:
-        """The command's sentence with query parameters in place of flags, and without the gateway's paths."""
+        """The command's message with query parameters instead of flags, and without paths of the gateway."""
         text = text.replace(str(self._file), "the file")
         text = text.replace(str(self._uploads.home), "PENSTOCK_HOME")
         text = text.replace("--name", "the name in the path").replace("--replace", "replace=1")
@@ -117,7 +115,7 @@ class ModelCommand:
         log.warning("the process that reads a model died", model=self._model, code=code, last="".join(lines[-1:]))
         limits, size_bytes = self._options.limits, self._file.stat().st_size
         memory = f"{(limits.memory_bytes + 8 * size_bytes) // _MIB} MiB of memory and {limits.cpu_s} s of CPU time"
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         return f"the process that inspects it {how}; it may use {memory}"
 
     def _arguments(self, verb: str, flags: Sequence[str]) -> list[str]:
@@ -143,7 +141,7 @@ class ModelCommand:
 
 
 def flag_texts(flags: Sequence[tuple[str, str]]) -> list[str]:
-    """Flags of the command, each as one argument. flags: (name with underscores, value)."""
+    """Command-line flags, one argument each. flags: (name with underscores, value)."""
     return [f"--{key.replace('_', '-')}={value}" for key, value in flags]
 
 

@@ -1,4 +1,4 @@
-"""The answer of POST /v1/inspect, from the JSON of `penstock models inspect`."""
+"""The response of POST /v1/inspect, from the JSON of `penstock models inspect`."""
 
 from collections.abc import Iterable
 
@@ -63,7 +63,7 @@ class _Problem(msgspec.Struct):
 
 
 def inspection_of(command: ModelCommand, result: CommandResult) -> InspectedModel:
-    """What the command found, bounded, without a token. Raises InvalidRequest with its reason if it read nothing."""
+    """The command's findings, bounded, without a token. Raises InvalidRequest if the file could not be read."""
     try:
         found = msgspec.json.decode(result.reply, type=_Inspection)
     except msgspec.DecodeError:

@@ -22,7 +22,7 @@ from penstock.protocol.errors import (
 from penstock.protocol.request_checks import check_new_model_name
 
 MAX_UPLOADS = 4  # concurrent, of this process: one is added, others are received or wait
-MAX_STORED, STORED_S = 4, 600.0  # files that were inspected and wait to be added; the oldest makes room
+MAX_STORED, STORED_S = 4, 600.0  # inspected files that may still be added; a new one replaces the oldest
 RETRY_AFTER_S = 10.0  # an addition takes seconds to a minute
 STORED_NAME = "upload.onnx"
 _PREFIX, _LOCK = "upload-", "lock"
@@ -117,7 +117,7 @@ class ModelUploads:
             os.close(lock)
 
     def store(self, file: Path) -> str:
-        """Links the file into a folder for STORED_S. Returns its token. Call it in the event loop. Raises OSError."""
+        """Stores the file for STORED_S and returns its token. Call it in the event loop. Raises OSError."""
         while len(self._stored) >= MAX_STORED:
             self.forget(next(iter(self._stored)))
         with ExitStack() as stack:
@@ -133,13 +133,13 @@ class ModelUploads:
         """The file that was stored. Raises InvalidRequest if it was added or removed."""
         if token not in self._stored:
             raise InvalidRequest(
-                f"there is no upload {token[:80]!r}: files are removed when they are added, after {STORED_S / 60:g} "
-                f"minutes, or if {MAX_STORED} newer ones were sent; send the file again"
+                f"no upload {token[:80]!r}: an upload is removed when it is added, after {STORED_S / 60:g} "
+                f"minutes, or after {MAX_STORED} newer uploads; send the file again"
             )
         return self._staging / token / "model" / STORED_NAME
 
     def forget(self, token: str) -> None:
-        """Removes a stored file, if it is still there."""
+        """Removes a stored file, if it exists."""
         if (stack := self._stored.pop(token, None)) is not None:
             stack.close()
 
@@ -149,7 +149,7 @@ class ModelUploads:
             self.forget(token)
 
     def has_added(self, name: str) -> bool:
-        """Whether a model of that name was added or pulled, so that it can be removed."""
+        """Whether a model of that name was added or pulled. Only such models can be removed."""
         try:
             check_new_model_name(name)
         except InvalidRequest:
@@ -166,7 +166,7 @@ class ModelUploads:
                 folder.unlink()
                 return
             with self.folder() as aside:
-                folder.rename(aside / name)  # at once: no engine sees a part of it
+                folder.rename(aside / name)  # atomic: an engine never sees a partly removed folder
         except OSError as error:
             raise self.failure(error) from error
 

@@ -1,4 +1,4 @@
-"""Counts of inferences by model, from the metrics of one process or of all, and figures over the last minute."""
+"""Inference counts by model, read from the metrics of one or all processes, and rates over the last minute."""
 
 from bisect import bisect_left
 from collections import deque
@@ -58,7 +58,7 @@ def samples_of(families: Iterable[Metric]) -> Iterator[Sample]:
 
 
 def samples_in(folder: Path) -> Iterator[Sample]:
-    """The same of all processes, from their shared files. Blocks for milliseconds."""
+    """The same samples for all processes, from their shared files. Blocks for milliseconds."""
     for kind in ("counter", "histogram"):
         for file in folder.glob(f"{kind}_*.db"):
             for key, value, *_ in MmapedDict.read_all_values_from_file(str(file)):  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ def samples_in(folder: Path) -> Iterator[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class RecentFigures:
-    """Over the last over_s seconds. p50_s, p99_s: None without requests."""
+    """Rate and latencies over the last over_s seconds. p50_s, p99_s: None without requests."""
 
     over_s: float = 0.0
     rate_per_s: float = 0.0
@@ -90,7 +90,7 @@ class RequestHistory:
         self._samples.append((now, counts))
 
     def figures(self, model: str, now: float, current: Counts, over_s: float = WINDOW_S) -> RecentFigures:
-        """The model's figures since the newest sample that is over_s old, or since the oldest. current: counts now."""
+        """Figures since the newest sample at least over_s old, else since the oldest. current: counts now."""
         if not self._samples:
             return RecentFigures()
         old = [sample for sample in self._samples if sample[0] <= now - over_s]

@@ -49,10 +49,10 @@ class Settings(BaseSettings):
 
     console: Literal["on", "off"] = "on"
     console_port: int = Field(8003, ge=0, le=65535)
-    console_url: str = ""  # where browsers find the console, if not on console_port of the same host
-    video_url: str = "http://127.0.0.1:8010"  # of the video program whose streams the console shows
-    video: bool = False  # whether the stack runs a video program, whose streams the console then shows
-    video_config: Path | None = None  # its settings file, to which changes are saved; None for video.yaml in home
+    console_url: str = ""  # the console's URL for browsers, if not console_port of the same host
+    video_url: str = "http://127.0.0.1:8010"  # video program whose streams the console shows
+    video: bool = False  # whether the stack runs its own video program
+    video_config: Path | None = None  # settings file of the video program; None for video.yaml in home
     video_port: int = Field(8010, ge=0, le=65535)
 
     allowed_host: tuple[str, ...] = ()  # names in Host headers of clients without a key, besides localhost and host
@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     decode_timeout_s: float = Field(5.0, gt=0)
     slab_bytes: int = Field(256 << 20, ge=0, le=64 << 30)  # memory shared with the engine; 0 for none
 
-    # other servers that admins may run load tests against, besides this gateway
+    # further servers that admins may run load tests against
     load_target: Annotated[tuple[str, ...], AfterValidator(checked_load_targets)] = ()
 
     allow_client_shm: bool = False

@@ -1,4 +1,4 @@
-"""The settings in force, each with its origin; secrets are hidden."""
+"""Effective settings with their origins. Secrets are hidden."""
 
 import os
 import re
@@ -18,22 +18,22 @@ _USER_IN_URL = re.compile(r"(://)[^/@\s]*@")
 
 
 def write_origins(run_dir: Path, origins: Mapping[str, str]) -> None:
-    """Stores the origins of the settings for the stack's processes, readable by its user only."""
-    with suppress(OSError):  # a full disk: the origins are not known then
+    """Stores the origins for the stack's processes. Only its user can read the file."""
+    with suppress(OSError):  # such as a full disk: origins are then unknown
         file = os.open(run_dir / ORIGINS_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(file, "wb") as opened:
             opened.write(msgspec.json.encode(origins))
 
 
 def read_origins(run_dir: Path) -> dict[str, str]:
-    """The stored origins; empty without them."""
+    """The stored origins; empty if there are none."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((run_dir / ORIGINS_FILE).read_bytes(), type=dict[str, str])
     return {}
 
 
 def setting_rows(settings: Settings, origins: Mapping[str, str]) -> list[SettingReport]:
-    """All settings by name. origins: FILE:LINE, the variable or the flag, by name of the setting."""
+    """All settings, sorted by name. origins: FILE:LINE, variable or flag, by setting name."""
     values, defaults = settings.model_dump(mode="json"), Settings.model_validate({}).model_dump(mode="json")
     return [_row(name, values[name], defaults[name], origins.get(name, "")) for name in sorted(values)]
 
@@ -53,7 +53,7 @@ def _origin(source: str, *, is_default: bool) -> str:
 
 
 def _without_user(value: Any) -> Any:
-    """The value, with names and passwords in URLs hidden."""
+    """The value, with user names and passwords in URLs hidden."""
     match value:
         case str():
             return _USER_IN_URL.sub(rf"\1{HIDDEN}@", value)

@@ -1,4 +1,4 @@
-"""Reads the settings: a TOML file, PENSTOCK_* variables and flags, in rising order of precedence."""
+"""Reads settings from a TOML file, PENSTOCK_* variables and flags, in increasing order of precedence."""
 
 import difflib
 import os
@@ -54,14 +54,14 @@ def read_settings(
 def settings_origins(
     flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> dict[str, str]:
-    """FILE:LINE, the variable or the flag of each setting that is not left at its default. Raises SettingsError."""
+    """FILE:LINE, variable or flag of each setting that is set explicitly. Raises SettingsError."""
     return _gather(flags, environ, file)[1]
 
 
 def _gather(
     flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values and origins by the name of the setting."""
+    """Values and origins by setting name."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     path = file or (Path(environ["PENSTOCK_CONFIG"]) if environ.get("PENSTOCK_CONFIG") else None)
@@ -94,7 +94,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     lines = {name: f"{path}:{_line_of(text, name)}" for name in table}
     if "api_keys" in table:
-        raise SettingsError(f"{lines['api_keys']}: keys stand in a file of their own; name it as access_file")
+        raise SettingsError(f"{lines['api_keys']}: put API keys into a separate file, and set access_file to it")
     for name in table:
         _require_known(name, lines[name])
     return table, lines
@@ -134,7 +134,7 @@ def _require_known(name: str, where: str) -> None:
     if name in Settings.model_fields:
         return
     close = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    hint = f"; did you mean {_spelling(close[0], where)}?" if close else "; `penstock up --help` lists what there is"
+    hint = f"; did you mean {_spelling(close[0], where)}?" if close else "; `penstock up --help` lists all settings"
     raise SettingsError(f"{where}: unknown setting {name!r}{hint}")
 
 

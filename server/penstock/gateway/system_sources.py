@@ -1,4 +1,4 @@
-"""What the system endpoints read of a gateway, and its settings in force with their origins."""
+"""Connects the system and model reports to the parts of a gateway."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from penstock.protocol.system_reports import EngineSummary, MpsSummary, ReplicaS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayView:
-    """The parts of a gateway, and functions that read their state in the event loop. parent: its last message."""
+    """Parts of a gateway, and functions that read their state in the event loop. parent: last message of the parent."""
 
     engine: ConnectedEngine
     watch: EngineWatch

@@ -1,4 +1,4 @@
-"""The child processes of load tests: one that runs a scenario, and short ones that list scenarios and compare runs."""
+"""Child processes of load tests: one that runs a scenario, and short ones that list scenarios or compare runs."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 COMMAND = (sys.executable, "-P", "-m", "penstock.cli.load_process")
-SHORT_TIMEOUT_S = 60.0  # of a short command, whose imports take seconds on a busy machine
+SHORT_TIMEOUT_S = 60.0  # a short command's imports alone take seconds on a busy machine
 MAX_SHORT_BYTES = 4 << 20
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "SSL_CERT_FILE", "HOME")  # no secrets
 _MAX_TEXT = 500
@@ -21,7 +21,7 @@ _MAX_TEXT = 500
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """memory_bytes: of each process. file_bytes: of a file that it writes. stop_s: to end after SIGTERM."""
+    """Limits of a child. memory_bytes: per process. file_bytes: per written file. stop_s: from SIGTERM to its end."""
 
     memory_bytes: int = 2 << 30
     file_bytes: int = 1 << 30
@@ -29,7 +29,7 @@ class LoadLimits:
 
 
 class ChildError(Exception):
-    """The command failed. str() is its last line."""
+    """The command failed. The message is the last line of its standard error."""
 
 
 class _Failure(msgspec.Struct):
@@ -37,7 +37,7 @@ class _Failure(msgspec.Struct):
 
 
 class LoadChild:
-    """A run's process, in a process group of its own."""
+    """The process of a run, in its own process group."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path, limits: LoadLimits) -> None:
         self._process, self._folder, self._limits = process, folder, limits
@@ -46,8 +46,10 @@ class LoadChild:
     async def start(
         cls, arguments: Sequence[str], folder: Path, *, api_key: str, command: Sequence[str], limits: LoadLimits
     ) -> Self:
-        """Starts `penstock load` with these arguments. api_key: goes through the environment, which `ps` does not show
-        to other users. Raises OSError."""
+        """Starts `penstock load` with these arguments.
+
+        api_key: passed in the environment, which other users cannot read with `ps`. Raises OSError.
+        """
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as error:
             process = await asyncio.create_subprocess_exec(
                 *_with_limits(command, limits),
@@ -65,7 +67,7 @@ class LoadChild:
         return self._process.pid
 
     async def wait(self, limit_s: float) -> int:
-        """The exit code; negative for a signal. After limit_s it is stopped. Cancelling it kills the process."""
+        """The exit code; negative for a signal. Stops the process after limit_s; kills it if cancelled."""
         try:
             async with asyncio.timeout(limit_s):
                 return await self._process.wait()
@@ -77,7 +79,7 @@ class LoadChild:
                 await self._process.wait()
 
     async def stop(self, within_s: float | None = None) -> int:
-        """Has it write the report of what it measured and end; kills it after within_s (default: the limit)."""
+        """Makes the process write its report and exit. Kills it after within_s (default: limits.stop_s)."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._limits.stop_s if within_s is None else within_s):
@@ -87,7 +89,7 @@ class LoadChild:
             return await self._process.wait()
 
     def error(self) -> str:
-        """Why it has no result: its own sentence, else the last line of standard error. Blocks."""
+        """Why the run has no result: its JSON error, else the last line of standard error. Blocks."""
         with contextlib.suppress(msgspec.MsgspecError):
             if text := msgspec.json.decode(_end_of(self._folder / "stdout"), type=_Failure).error:
                 return text[:_MAX_TEXT]
@@ -95,7 +97,7 @@ class LoadChild:
         return "".join(lines[-1:]).removeprefix("penstock: ")[:_MAX_TEXT]
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the whole group. The driver processes have sessions of their own and end when this one does."""
+        """Signals the process group. Driver processes have their own sessions and exit when this process does."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -104,7 +106,7 @@ class LoadChild:
 async def short_output(
     arguments: Sequence[str], folder: Path, *, command: Sequence[str] = COMMAND, limits: LoadLimits | None = None
 ) -> bytes:
-    """What a short `penstock load` command prints. folder: where it may keep a cache. Raises ChildError, OSError."""
+    """The standard output of a short `penstock load` command. folder: for its cache. Raises ChildError, OSError."""
     process = await asyncio.create_subprocess_exec(
         *_with_limits(command, limits or LoadLimits()),
         *arguments,
@@ -126,7 +128,7 @@ async def short_output(
             await process.wait()
     if process.returncode or len(out) > MAX_SHORT_BYTES:
         lines = error.decode("utf-8", "replace").strip().splitlines()
-        last = "".join(lines[-1:]).removeprefix("penstock: ") or f"it ended with {process.returncode}"
+        last = "".join(lines[-1:]).removeprefix("penstock: ") or f"it exited with code {process.returncode}"
         raise ChildError(last[:_MAX_TEXT])
     return out
 
@@ -136,7 +138,7 @@ def _with_limits(command: Sequence[str], limits: LoadLimits) -> list[str]:
 
 
 def _environment(cache: Path, api_key: str) -> dict[str, str]:
-    """cache: where matplotlib keeps its font list, which takes seconds to make."""
+    """cache: folder for matplotlib's font cache, which takes seconds to build."""
     inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
     own = {"MPLCONFIGDIR": str(cache / ".matplotlib")}
     return inherited | own | ({"PENSTOCK_API_KEY": api_key} if api_key else {})

@@ -1,4 +1,4 @@
-"""The folders of load test runs in PENSTOCK_HOME, one a run. The oldest are removed. Blocks: call it in a thread."""
+"""Folders of load test runs in PENSTOCK_HOME, one per run. The oldest are removed. Blocks: call it in a thread."""
 
 import re
 import secrets
@@ -15,8 +15,8 @@ from penstock.protocol.load_reports import LoadFigures, LoadProgress, LoadRun
 
 FOLDER = "load-runs"
 MAX_RUNS, MAX_BYTES = 50, 2 << 30
-MAX_FILE_BYTES = 64 << 20  # of a report or result that is sent
-MAX_PROGRESS_BYTES = 256 << 10  # of one answer: at least 500 lines
+MAX_FILE_BYTES = 64 << 20  # largest report or result that is returned
+MAX_PROGRESS_BYTES = 256 << 10  # per response: at least 500 lines
 RUN_FILE, END_FILE, PROGRESS_FILE, SUMMARY_FILE = "request.json", "end.json", "progress.jsonl", "summary.json"
 RESULT_FILE, REPORT_FILE = "run.json", "report.html"
 _ID = re.compile(r"[a-z0-9-]{1,64}-\d{8}-\d{6}-[0-9a-f]{6}")
@@ -42,7 +42,7 @@ class LoadFolders:
         return self.home / FOLDER
 
     def create(self, run: LoadRun) -> Path:
-        """The run's new folder; of older runs only so many are kept that the limits hold. Raises OSError."""
+        """Creates the run's folder. Removes the oldest runs beyond the limits. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._remove_oldest()
         folder = self.path / run.id
@@ -67,7 +67,7 @@ class LoadFolders:
         return None if figures is None else figures.outcome
 
     def read(self, folder: Path, running: str | None) -> LoadRun | None:
-        """The run in that folder; None if its files cannot be read. running: the id of the run that runs."""
+        """The run in that folder; None if its files cannot be read. running: ID of the run in progress."""
         try:
             run = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=LoadRun)
         except (OSError, msgspec.MsgspecError):
@@ -85,12 +85,12 @@ class LoadFolders:
         )
 
     def runs(self, running: str | None) -> tuple[LoadRun, ...]:
-        """The runs, the newest first."""
+        """The runs, newest first."""
         found = [run for folder in self._folders() if (run := self.read(folder, running)) is not None]
         return tuple(sorted(found, key=lambda run: run.started_at, reverse=True))
 
     def progress(self, folder: Path, after: int) -> tuple[tuple[LoadProgress, ...], int]:
-        """Lines of the progress file from this position on, and the position after them."""
+        """Lines of the progress file after this position, and the position after them."""
         try:
             with (folder / PROGRESS_FILE).open("rb") as file:
                 file.seek(after)
@@ -122,7 +122,7 @@ class LoadFolders:
             return []
 
     def _remove_oldest(self) -> None:
-        """Makes room for one more run."""
+        """Removes the oldest runs until one more fits the limits."""
         sized = sorted((_started(folder), _size_bytes(folder), folder) for folder in self._folders())
         total_bytes = sum(size_bytes for _, size_bytes, _ in sized)
         while sized and (len(sized) >= MAX_RUNS or total_bytes > MAX_BYTES):
@@ -132,22 +132,22 @@ class LoadFolders:
 
 
 def new_id(scenario: str, now: datetime) -> str:
-    """An id that sorts by time within a scenario."""
+    """A new ID. IDs of one scenario sort by time."""
     return f"{scenario}-{now.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def utc_now() -> datetime:
-    """The time, in UTC."""
+    """The current time in UTC."""
     return datetime.now(UTC)
 
 
 def time_text(moment: datetime) -> str:
-    """ISO 8601, in seconds."""
+    """ISO 8601 with a resolution of one second."""
     return moment.isoformat(timespec="seconds")
 
 
 def _started(folder: Path) -> str:
-    """The part of the id that says when."""
+    """The timestamp in the ID."""
     return "-".join(folder.name.rsplit("-", 3)[1:])
 
 

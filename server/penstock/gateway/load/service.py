@@ -1,4 +1,4 @@
-"""Starts, stops and lists load test runs: one at a time, only against allowed targets. Each is a child process."""
+"""Starts, stops and lists load test runs. One runs at a time, in a child process, only against allowed targets."""
 
 import asyncio
 import errno
@@ -34,19 +34,19 @@ from penstock.protocol.load_reports import (
 )
 
 ACTION = "load_test"  # in the audit log
-CLOSE_S = 5.0  # to end when the gateway stops
-_SLACK = 3.0  # a run may take so many times its phases' seconds, and _START_S
+CLOSE_S = 5.0  # for the run to end when the gateway stops
+_SLACK = 3.0  # a run may take _START_S plus this multiple of the duration of its phases
 _START_S, _UNKNOWN_S = 300.0, 1800.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_COMMAND = "No such command"
-_INSTALL = "load tests are not installed here; install them with: pip install 'penstock[load]'"
+_INSTALL = "load tests are not installed; install them with: pip install 'penstock[load]'"
 
 log = get_logger("load")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnAddress:
-    """This gateway's addresses, as a client on this machine uses them."""
+    """URLs of this gateway for a client on this machine."""
 
     url: str
     grpc: str
@@ -55,7 +55,7 @@ class OwnAddress:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """home: PENSTOCK_HOME. own: this gateway. targets: further URLs that runs may send to."""
+    """home: PENSTOCK_HOME. own: this gateway. targets: further URLs that runs may target."""
 
     home: Path
     own: OwnAddress
@@ -75,7 +75,7 @@ class _Request(msgspec.Struct):
 
 
 class _Scenario(msgspec.Struct):
-    """What `penstock load scenarios --json` says of a scenario."""
+    """A scenario in the output of `penstock load scenarios --json`."""
 
     name: str
     about: str
@@ -86,7 +86,7 @@ class _Scenario(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Live:
-    """The run that runs. child: None while it starts."""
+    """The run in progress. child: None while it starts."""
 
     run: LoadRun
     child: LoadChild | None = None
@@ -107,7 +107,7 @@ class LoadTests:
         self._short = asyncio.Lock()  # one short command at a time
 
     async def scenarios(self) -> LoadScenarios:
-        """What can be run against which targets. Raises NotSupported if load tests are not installed."""
+        """Scenarios and allowed targets. Raises NotSupported if load tests are not installed."""
         rows = tuple(
             LoadScenario(
                 name=one.name,
@@ -147,14 +147,14 @@ class LoadTests:
         return await self._read(folder)
 
     async def runs(self) -> LoadRuns:
-        """Every run that is kept."""
+        """All stored runs."""
         running = self._live.run.id if self._live is not None else None
         return LoadRuns(runs=await asyncio.to_thread(self._folders.runs, running), running=running)
 
     async def run(self, run_id: str, after: int) -> LoadRunProgress:
         """One run, and its progress since `after`. Raises LoadRunNotFound."""
         folder = await asyncio.to_thread(self._folders.folder, run_id)
-        run = await self._read(folder)  # first: a run that ends now has written its progress
+        run = await self._read(folder)  # before the progress: a run that has ended has written all of it
         progress, end = await asyncio.to_thread(self._folders.progress, folder, after)
         return LoadRunProgress(run=run, progress=progress, next=end)
 
@@ -163,11 +163,11 @@ class LoadTests:
         return await asyncio.to_thread(self._folders.file, run_id, REPORT_FILE)
 
     async def result(self, run_id: str) -> bytes:
-        """All figures as JSON. Raises LoadRunNotFound."""
+        """The result as JSON. Raises LoadRunNotFound."""
         return await asyncio.to_thread(self._folders.file, run_id, RESULT_FILE)
 
     async def comparison(self, a: str, b: str) -> LoadComparison:
-        """Run B against run A. Raises LoadRunNotFound, InvalidRequest."""
+        """Compares run B with run A. Raises LoadRunNotFound, InvalidRequest."""
         paths = [await asyncio.to_thread(self._folders.folder, run_id) for run_id in (a, b)]
         try:
             output = await self._output("compare", *map(str, paths), "--json")
@@ -176,7 +176,7 @@ class LoadTests:
         return msgspec.json.decode(output, type=LoadComparison)
 
     async def aclose(self) -> None:
-        """Stops a run that runs."""
+        """Stops the run in progress."""
         live = self._live
         if live is None or live.task is None:
             return
@@ -189,18 +189,18 @@ class LoadTests:
         is_own = target == self._options.own.url
         if not is_own and target not in self._options.targets:
             raise InvalidRequest(
-                f"the target {target[:200]!r} is not allowed: it must be {self._options.own.url}, or one that the "
-                "gateway was started with (--load-target URL)"
+                f"the target {target[:200]!r} is not allowed: use {self._options.own.url}, or start the gateway "
+                "with --load-target URL"
             )
         if not request.model.isprintable():
-            raise InvalidRequest(f"the model {request.model[:80]!r} holds control characters")
+            raise InvalidRequest(f"the model {request.model[:80]!r} has control characters; give a model's name")
         scenario = next((one for one in await self._known() if one.name == request.scenario), None)
         if scenario is None:
             raise InvalidRequest(f"there is no scenario {request.scenario!r}; GET /v1/load/scenarios lists them")
         if self._live is not None:
-            raise Conflict(f"the load test run {self._live.run.id} is running; wait for its end, or stop it")
+            raise Conflict(f"the load test run {self._live.run.id} is running; wait until it ends, or stop it")
         if self._is_draining():
-            raise Conflict("this gateway is stopping")
+            raise Conflict("this gateway is stopping; start the load test after its restart")
         now = utc_now()
         run = LoadRun(
             id=new_id(request.scenario, now),
@@ -250,14 +250,14 @@ class LoadTests:
         return ("run", run.scenario, f"--target={run.target}", *place, *given, *files, *switches)
 
     async def _until_ended(self, live: _Live, child: LoadChild, folder: Path, limit_s: float) -> None:
-        """Waits for the process and notes how it ended."""
+        """Waits for the process and stores how it ended."""
         try:
             code = await child.wait(limit_s)
             end = await asyncio.to_thread(self._end_of, live, child, folder, code)
             log.info("load test ended", run=live.run.id, state=end.state, code=code, error=end.error)
             await asyncio.to_thread(self._folders.end, folder, end)
         except OSError as error:
-            log.error("the end of a load test cannot be noted", run=live.run.id, error=str(error))
+            log.error("cannot store the end of a load test", run=live.run.id, error=str(error))
         finally:
             self._live = None
 
@@ -267,18 +267,18 @@ class LoadTests:
             return RunEnd("stopped", ended_at)
         if outcome is not None:
             return RunEnd({"pass": "passed", "fail": "failed"}.get(outcome, "no_verdict"), ended_at)
-        how = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
+        how = f"its process was killed by signal {-code}" if code < 0 else f"its process exited with code {code}"
         return RunEnd("error", ended_at, child.error() or how)
 
     async def _known(self) -> tuple[_Scenario, ...]:
-        """The scenarios that ship, without those of the video program. Raises NotSupported."""
+        """The built-in scenarios, except those of the video program. Raises NotSupported."""
         if not self._scenarios:
             try:
                 output = await self._output("scenarios", "--json")
             except ChildError as error:
                 raise NotSupported(_INSTALL if _NO_COMMAND in str(error) else str(error)) from error
             found = msgspec.json.decode(output, type=tuple[_Scenario, ...])
-            self._scenarios = tuple(one for one in found if all(ask.kind != "video" for ask in one.request))
+            self._scenarios = tuple(one for one in found if all(request.kind != "video" for request in one.request))
         return self._scenarios
 
     async def _output(self, *arguments: str) -> bytes:
@@ -294,7 +294,9 @@ class LoadTests:
         running = self._live.run.id if self._live is not None else None
         run = await asyncio.to_thread(self._folders.read, folder, running)
         if run is None:
-            raise InvalidRequest(f"the files of the load test run {folder.name} are damaged")
+            raise InvalidRequest(
+                f"the files of the load test run {folder.name} are damaged; remove that folder in {self._folders.path}"
+            )
         return run
 
     def _record(self, caller: Identity, what: str, outcome: str) -> None:
@@ -302,7 +304,7 @@ class LoadTests:
 
 
 def _limit_s(scenario: _Scenario, request: LoadRunRequest) -> float:
-    """After so long a run is stopped."""
+    """Seconds after which a run is stopped."""
     duration_s = request.duration_s
     seconds = sum(
         duration_s if duration_s is not None and phase.is_judged else phase.seconds for phase in scenario.phase

@@ -51,14 +51,14 @@ QUERY: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "array", "items": {"type": "string"}},
     ),
     _REPLACE: ("1: replace a model of that name that was added before.", {"enum": ["0", "1"]}),
-    _UPLOAD: ("`upload` of an answer of POST /v1/inspect: that file, instead of a body.", {"type": "string"}),
+    _UPLOAD: ("`upload` of a POST /v1/inspect response: adds that file; send no body.", {"type": "string"}),
 }
 INSPECT_QUERY = {name: described for name, described in QUERY.items() if name != _REPLACE}
 
 
 @dataclass(frozen=True, slots=True)
 class AddQuery:
-    """flags: (name with underscores, value) of `penstock models add`. upload: token of an inspected file; or empty."""
+    """flags: (name with underscores, value) of `penstock models add`. upload: token of an inspected file, or empty."""
 
     flags: tuple[tuple[str, str], ...] = ()
     may_replace: bool = False
@@ -66,7 +66,7 @@ class AddQuery:
 
 
 def inspect_query_of(query: bytes) -> AddQuery:
-    """As add_query_of; there is nothing to replace."""
+    """As add_query_of, without `replace`."""
     return add_query_of(query, INSPECT_QUERY)
 
 
@@ -93,17 +93,15 @@ class AddModelEndpoint:
     def __init__(
         self, files: ModelFiles, adder: ModelAdder | None, refused: Callable[[str, Identity, str], None]
     ) -> None:
-        """adder: None in a worker. refused: called with the name, the client and the reason if the file is not
-        received.
-        """
+        """adder: None in a worker. refused: called with name, client and reason if the file is rejected."""
         self._files, self._adder, self._refused = files, adder, refused
 
     async def __call__(self, request: Request) -> Response:
         """Add a model from its ONNX file.
 
-        The body is the ONNX file; with `upload`, there is none. A separate process inspects it, runs it on two
-        pictures, and writes the model's folder; then the model is loaded. The response is sent when the model is ready.
-        400 names the error, or a query parameter to add; nothing has changed then.
+        The body is the ONNX file; with `upload`, send no body. A separate process inspects the file, runs it on two
+        images and writes the model's folder. Then the model is loaded. The response is sent when the model is ready.
+        400 names the error, or the query parameter to add; no model has changed then.
         """
         query = add_query_of(request.scope["query_string"])
         name, uploads = unquote(model_of(request).model_name), self._files.required_uploads()
@@ -119,7 +117,7 @@ class AddModelEndpoint:
                 return await self._files.forward(request, file)
             add_request = AddRequest(name, required(file), query.flags, query.may_replace, _origin(request))
             async with self._adder.adding(add_request, caller_of(request)) as addition:
-                # A disconnect cancels the addition, but not a load that has begun.
+                # A disconnect cancels the addition, but not a load that has started.
                 await run_until_disconnect(request.scope, request.receive, addition.prepare())
                 response = json_response(await addition.load())
         uploads.forget(query.upload)
@@ -127,17 +125,17 @@ class AddModelEndpoint:
 
 
 class InspectModelEndpoint:
-    """As AddModelEndpoint, without adding the model."""
+    """POST /v1/inspect: as AddModelEndpoint, without adding the model."""
 
     def __init__(self, files: ModelFiles, adder: ModelAdder | None) -> None:
         """adder: None in a worker."""
         self._files, self._adder = files, adder
 
     async def __call__(self, request: Request) -> Response:
-        """Inspect a model's file.
+        """Inspect a model file.
 
-        The body is the ONNX file; with `upload`, there is none. The answer is what `penstock models inspect` finds, and
-        a token with which the file can be added. 400 says why the file cannot be read.
+        The body is the ONNX file; with `upload`, send no body. Returns what `penstock models inspect` finds, and a
+        token for adding the file without sending it again. 400 if the file cannot be read.
         """
         query, uploads = inspect_query_of(request.scope["query_string"]), self._files.required_uploads()
         with ExitStack() as stack:

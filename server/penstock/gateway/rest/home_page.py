@@ -1,4 +1,4 @@
-"""GET /: leads a browser to the console, or says how to start it."""
+"""GET /: redirects to the console, or returns a page that says how to start it."""
 
 from dataclasses import dataclass
 from html import escape
@@ -12,19 +12,19 @@ _POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Penstock</title>
 <h1>Penstock</h1>
-<p>The gateway runs. Its console does not: {why}.</p>
-<p>To start it: <code>penstock console --gateway-url {url}</code>.</p>
-<p><a href="/docs">The API that this gateway serves</a></p>
+<p>The gateway is running. The console is not: {why}.</p>
+<p>Start it with <code>penstock console --gateway-url {url}</code>.</p>
+<p><a href="/docs">API documentation</a></p>
 </html>
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HomePage:
-    """What `/` answers.
+    """The response to GET /.
 
-    console_url: where it redirects to; empty for console_port of the host that the browser used. console_port: None
-    if this gateway has no console.
+    console_url: target of the redirect; if empty, the request's host with console_port. console_port: None if this
+    gateway has no console.
     """
 
     console_url: str = ""
@@ -39,7 +39,7 @@ class HomePage:
         if self.console_port is not None and authority is not None:
             url = f"{scheme}://{host_and_port(authority.name, self.console_port)}/"
             return RedirectResponse(url, 307, {"cache-control": "no-store"})
-        why = "it was started without one (--console off)" if self.console_port is None else "the request names no host"
+        why = "it is switched off (--console off)" if self.console_port is None else "the request has no valid Host"
         own = f"{scheme}://{host.decode('latin-1')}" if authority is not None else "URL"
         page = _PAGE.format(why=why, url=escape(own))
         return HTMLResponse(page, 200, {"content-security-policy": _POLICY, "cache-control": "no-store"})

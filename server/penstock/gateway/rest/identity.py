@@ -1,4 +1,4 @@
-"""GET /v1/identity: who the client is, and what it may do."""
+"""GET /v1/identity: name and roles of the client."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -17,9 +17,8 @@ router = APIRouter(route_class=HotRoute, tags=["system"], responses=ERRORS)
 async def identity(request: Request) -> Response:
     """The client's name and roles.
 
-    The name of the API key, or `token:SUBJECT`, or `certificate:SUBJECT`; null for a client without a key, whose roles
-    are those of anonymous clients. 401 for an unknown key. A client without a key that may do nothing gets an empty
-    list.
+    The name is that of the API key, `token:SUBJECT` or `certificate:SUBJECT`. It is null for an anonymous client, whose
+    roles may be an empty list. 401 for an unknown key.
     """
     caller = caller_of(request)
     return json_response({"client": caller.key_name or None, "roles": sorted(caller.roles)})

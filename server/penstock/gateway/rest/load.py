@@ -1,4 +1,4 @@
-"""/v1/load: load tests that admins start, watch, stop and compare; their reports."""
+"""/v1/load: starts, monitors, stops and compares load tests, and returns their reports."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from penstock.protocol.load_reports import (
 )
 from penstock.protocol.request_checks import quoted
 
-KEY_HEADER = b"x-penstock-load-key"  # from a worker to the core: the key of the client
+KEY_HEADER = b"x-penstock-load-key"  # the client's API key, sent by a worker to the core
 REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'; sandbox"
@@ -39,7 +39,7 @@ _REQUEST = msgspec.json.Decoder(LoadRunRequest)
 router = APIRouter(route_class=HotRoute, tags=["load"], responses=ERRORS)
 
 
-def _answers(model: type, status: int = 200) -> dict[str, Any]:
+def _returns(model: type, status: int = 200) -> dict[str, Any]:
     return {
         "role": Role.ADMIN,
         "response_class": Response,
@@ -47,7 +47,7 @@ def _answers(model: type, status: int = 200) -> dict[str, Any]:
     }
 
 
-@operation(router, "GET", "/v1/load/scenarios", **_answers(LoadScenarios))
+@operation(router, "GET", "/v1/load/scenarios", **_returns(LoadScenarios))
 async def load_scenarios(request: Request) -> Response:
     """Scenarios and targets of load tests.
 
@@ -56,11 +56,11 @@ async def load_scenarios(request: Request) -> Response:
     return json_response(await _tests(request).scenarios())
 
 
-@operation(router, "GET", "/v1/load/runs", **_answers(LoadRuns))
+@operation(router, "GET", "/v1/load/runs", **_returns(LoadRuns))
 async def load_runs(request: Request) -> Response:
     """Load test runs.
 
-    The newest first, each with its figures and its commit. The oldest are removed.
+    Newest first, with the metrics and the commit of each. The newest 50 runs are stored.
     """
     return json_response(await _tests(request).runs())
 
@@ -80,7 +80,7 @@ async def load_runs(request: Request) -> Response:
 async def start_load_run(request: Request) -> Response:
     """Start a load test.
 
-    One at a time: 409 while one runs. It runs as a process beside the gateway, with a lower priority.
+    One load test runs at a time; 409 while one is running. It runs in its own process with a lower priority.
     """
     tests, body = _tests(request), await read_body(request, request.app.state.limits)
     try:
@@ -94,25 +94,25 @@ async def start_load_run(request: Request) -> Response:
     router,
     "GET",
     _RUN,
-    query=(parameter("query", "after", "`next` of an earlier answer.", type="integer", minimum=0),),
-    **_answers(LoadRunProgress),
+    query=(parameter("query", "after", "`next` of an earlier response.", type="integer", minimum=0),),
+    **_returns(LoadRunProgress),
 )
 async def load_run(request: Request) -> Response:
     """A run and its progress.
 
-    While it runs, the progress has latencies and rates, about once a second.
+    During the run, `progress` has a row of latencies and rates about every second.
     """
     text = _query(request, "after") or "0"
     if not (text.isascii() and text.isdecimal()) or int(text) > MAX_POSITION:
-        raise InvalidRequest(f"query parameter 'after' is {quoted(text)}; use `next` of an earlier answer")
+        raise InvalidRequest(f"query parameter 'after' is {quoted(text)}; use `next` of an earlier response")
     return json_response(await _tests(request).run(_id(request), int(text)))
 
 
-@operation(router, "DELETE", _RUN, **_answers(LoadRun))
+@operation(router, "DELETE", _RUN, **_returns(LoadRun))
 async def stop_load_run(request: Request) -> Response:
     """Stop a run.
 
-    It writes the report of what it has measured, within 20 s.
+    Returns within 20 s, when the report of the measurements so far is written.
     """
     return json_response(await _tests(request).stop(_id(request), caller_of(request)))
 
@@ -126,9 +126,9 @@ async def stop_load_run(request: Request) -> Response:
     responses={200: {"content": {"text/html": {}}}},
 )
 async def load_report(request: Request) -> Response:
-    """A run's report as a page.
+    """A run's report as HTML.
 
-    One file without scripts and external resources.
+    The page has no scripts and loads no external resources.
     """
     page = await _tests(request).report(_id(request))
     headers = {"Content-Security-Policy": REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
@@ -144,9 +144,9 @@ async def load_report(request: Request) -> Response:
     responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
 )
 async def load_result(request: Request) -> Response:
-    """All figures of a run.
+    """The result of a run as JSON.
 
-    `run.json`, as `penstock load run` writes it.
+    The file `run.json` that `penstock load run` writes.
     """
     return Response(await _tests(request).result(_id(request)), media_type=JSON)
 
@@ -155,22 +155,22 @@ async def load_result(request: Request) -> Response:
     router,
     "GET",
     f"{_RUN}/comparison",
-    query=(parameter("query", "with", "The id of the run to compare it with.", type="string"),),
-    **_answers(LoadComparison),
+    query=(parameter("query", "with", "ID of the run to compare with.", type="string"),),
+    **_returns(LoadComparison),
 )
 async def compare_load_runs(request: Request) -> Response:
     """Compare two runs.
 
-    `a` is the run in the path, `b` the other. Ratios have 95 % confidence intervals if both runs have their requests.
+    `a` is the run in the path, `b` the other. Ratios have 95 % confidence intervals if both runs stored their requests.
     """
     other = _query(request, "with")
     if not other:
-        raise InvalidRequest("query parameter 'with' is missing; give the id of the run to compare with")
+        raise InvalidRequest("query parameter 'with' is missing; give the ID of the run to compare with")
     return json_response(await _tests(request).comparison(_id(request), other))
 
 
 def with_client_key(forwarder: HttpForwarder) -> HttpForwarder:
-    """A worker's forwarder that also sends the client's key to the core, which starts the run with it."""
+    """A worker's forwarder that also sends the client's API key to the core, which passes it to the run."""
     return _KeyForwarder(forwarder)
 
 
@@ -186,7 +186,7 @@ class _KeyForwarder(HttpForwarder):
 
 
 def _credential(request: Request) -> str:
-    """The client's key or token; "" for none. In a core it comes from a worker, which authenticated the client."""
+    """The client's API key or token; "" for none. The core gets it from the worker that authenticated the client."""
     if request.app.state.takes_workers:
         return first_header(request.scope, KEY_HEADER).decode("latin-1")
     credential: str = request.scope.get(CREDENTIAL, "")
@@ -201,7 +201,7 @@ def _tests(request: Request) -> LoadTests:
 
 
 def _query(request: Request, name: str) -> str:
-    """The query parameter, "" without one. Raises InvalidRequest for another one."""
+    """The query parameter, or "". Raises InvalidRequest for any other parameter."""
     query: bytes = request.scope["query_string"]
     return dict(query_pairs(query, (name,))).get(name, "") if query else ""
 

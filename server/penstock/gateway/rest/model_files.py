@@ -1,4 +1,4 @@
-"""The model file of a request: its body, or an earlier upload. A worker receives it and forwards the request."""
+"""Receives the model file of a request: its body or an earlier upload. Workers forward the request to the core."""
 
 import os
 import time
@@ -26,15 +26,15 @@ from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
 from penstock.protocol.http_body import NOT_ENCODED
 from penstock.protocol.request_checks import quoted
 
-UPLOAD_HEADER = "x-penstock-upload"  # from a worker to the core: the key of the received file
-FORWARD_TIMEOUT_S = 3600.0  # includes the wait for earlier additions
-FILE_NAME = "upload"  # of a file that has no model's name yet
+UPLOAD_HEADER = "x-penstock-upload"  # key of the received file, sent by a worker to the core
+FORWARD_TIMEOUT_S = 3600.0  # includes waiting for earlier additions
+FILE_NAME = "upload"  # for a file whose model has no name yet
 
 
 class ModelFiles:
-    """Files of one process.
+    """Receives model files in one process.
 
-    uploads: None if no models can be added. core: a worker's relay to the core. takes_workers: this is the core.
+    uploads: None if models cannot be added. core: relay to the core, in a worker. takes_workers: true in the core.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class ModelFiles:
     def required_uploads(self) -> ModelUploads:
         """Raises InvalidRequest if no models can be added."""
         if self._uploads is None:
-            raise InvalidRequest("models cannot be added to this gateway; put them into its repository")
+            raise InvalidRequest("models cannot be added to this gateway; copy them into its model repository")
         return self._uploads
 
     async def receive(self, request: Request, name: str, token: str, stack: ExitStack) -> Path | None:
-        """The file, in the core or the only process; None for a token in a worker, as the core has that file.
+        """The request's file. In a worker, None for a token: the core has that file.
 
-        A received file is removed when the stack is closed. Raises InferenceError, ClientDisconnected.
+        stack: removes a received file when it is closed. Raises InferenceError, ClientDisconnected.
         """
         uploads = self.required_uploads()
         if token:
@@ -77,7 +77,7 @@ class ModelFiles:
         return file
 
     async def forward(self, request: Request, file: Path | None) -> Response:
-        """The core's answer."""
+        """The core's response."""
         if self._core is None:
             raise RuntimeError("this process has no core")
         query: bytes = request.scope["query_string"]
@@ -89,7 +89,7 @@ class ModelFiles:
 
 
 def _linked(uploads: ModelUploads, name: str, stored: Path, stack: ExitStack) -> Path:
-    """A link to a stored file, which may be removed meanwhile. Raises InferenceError."""
+    """A hard link to a stored file, as the stored file may be removed meanwhile. Raises InferenceError."""
     try:
         file = stack.enter_context(uploads.file(name))
         os.link(stored, file)
@@ -99,7 +99,7 @@ def _linked(uploads: ModelUploads, name: str, stored: Path, stack: ExitStack) ->
 
 
 def required(file: Path | None) -> Path:
-    """The file; a process that adds models has it."""
+    """The file. Raises RuntimeError for None, which does not occur in a process that adds models."""
     if file is None:
         raise RuntimeError("this process has no file")
     return file
@@ -109,7 +109,7 @@ def _check_body_kind(request: Request) -> None:
     """Raises InvalidRequest for a compressed body, UnsupportedMedia for a form."""
     encoding = single_header(request, "content-encoding").lower()
     if encoding not in NOT_ENCODED:
-        raise InvalidRequest(f"the content-encoding is {quoted(encoding)}; send the ONNX file as it is")
+        raise InvalidRequest(f"the content-encoding is {quoted(encoding)}; send the ONNX file uncompressed")
     content_type = first_header(request.scope, b"content-type").decode("latin-1").strip().lower()
     if content_type.startswith("multipart/"):
         raise UnsupportedMedia("the body is a form; send the ONNX file itself as the body")

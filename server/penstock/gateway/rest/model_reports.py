@@ -1,4 +1,4 @@
-"""GET /v1/models: every model with its state, card, batches and traffic. DELETE removes one that was added."""
+"""GET /v1/models: state, card, batches and traffic of models. DELETE removes a model that was added."""
 
 from functools import partial
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ MODELS, MODEL = "/v1/models", "/v1/models/{model}"
 _OVER_S = parameter(
     "query",
     "over_s",
-    "Figures over the last seconds. By default 60.",
+    "Seconds over which rates and latencies are computed. By default 60.",
     type="integer",
     minimum=1,
     maximum=int(RequestHistory.WINDOW_S),
@@ -44,7 +44,7 @@ _OVER_S = parameter(
 async def model_reports(request: Request) -> Response:
     """All models.
 
-    State, card, batches, queue, latency and rate of each; at most 1000.
+    State, card, batches, queue, latency and rate of each model; at most 1000 models.
     """
     return json_response(
         await run_until_disconnect(request.scope, request.receive, _reports(request).all(_over_s(request)))
@@ -63,7 +63,7 @@ async def model_reports(request: Request) -> Response:
 async def model_report(request: Request) -> Response:
     """One model.
 
-    As in the list, with up to 2000 labels.
+    The same fields as in the list, with up to 2000 labels.
     """
     work = _reports(request).one(_name(request), _over_s(request))
     return json_response(await run_until_disconnect(request.scope, request.receive, work))

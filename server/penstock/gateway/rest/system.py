@@ -1,4 +1,4 @@
-"""GET /v1/system and what belongs to it: settings in force, doctor's findings, logs, audit log."""
+"""GET /v1/system, its settings and findings, GET /v1/logs and GET /v1/audit."""
 
 from datetime import UTC, datetime
 
@@ -26,10 +26,10 @@ _LIMIT = parameter(
     "query", "limit", f"Number of lines. By default {DEFAULT_LINES}.", type="integer", minimum=1, maximum=MAX_LINES
 )
 _LOG_QUERY = (
-    parameter("query", "level", "This level and more severe ones. By default debug.", enum=list(LEVELS)),
+    parameter("query", "level", "Least severe level to return. By default debug.", enum=list(LEVELS)),
     parameter("query", "since", "A time in ISO 8601, or a duration before now: 30s, 10m, 2h, 1d.", type="string"),
-    parameter("query", "text", "Part of a line, in any case.", type="string", maxLength=MAX_TEXT),
-    parameter("query", "after", "`next` of an earlier answer: the lines after it.", type="string"),
+    parameter("query", "text", "Text that a line contains; case-insensitive.", type="string", maxLength=MAX_TEXT),
+    parameter("query", "after", "`next` of an earlier response: returns the lines after it.", type="string"),
     _LIMIT,
 )
 
@@ -45,7 +45,7 @@ _LOG_QUERY = (
 async def system(request: Request) -> Response:
     """The state of the stack.
 
-    Engine, models, queues, processes, GPUs, and the last errors; these have their fields for the role admin only.
+    Engine, models, queues, processes, GPUs and the last errors. Fields of errors are returned to the role admin only.
     """
     has_details = Role.ADMIN in caller_of(request).roles
     report = _reports(request).system(has_details=has_details)
@@ -61,9 +61,9 @@ async def system(request: Request) -> Response:
     responses={200: {"content": {JSON: {"schema": reference(SettingsReport)}}}},
 )
 async def system_config(request: Request) -> Response:
-    """The settings in force.
+    """Effective settings.
 
-    Each with its default and its origin. Secrets are hidden.
+    The value, default and origin of each setting. Secrets are hidden.
     """
     return json_response(_reports(request).settings())
 
@@ -77,9 +77,9 @@ async def system_config(request: Request) -> Response:
     responses={200: {"content": {JSON: {"schema": reference(FindingsReport)}}}},
 )
 async def system_findings(request: Request) -> Response:
-    """Doctor's findings, with fixes.
+    """Findings of `penstock doctor`.
 
-    Of the machine and the models. The machine is examined at most every 30 s; it takes some seconds.
+    Checks of the machine and the models, with fixes. Checks take some seconds and run at most every 30 s.
     """
     return json_response(await run_until_disconnect(request.scope, request.receive, _reports(request).findings()))
 
@@ -94,9 +94,9 @@ async def system_findings(request: Request) -> Response:
     responses={200: {"content": {JSON: {"schema": reference(LogReport)}}}},
 )
 async def logs(request: Request) -> Response:
-    """Lines of the log of all processes.
+    """Log lines of all processes.
 
-    The newest, or those after a position; the oldest first. The stack keeps 4 to 8 MiB.
+    The newest lines, or the lines after a position; oldest first. The log is limited to 8 MiB.
     """
     pairs = dict(_query(request, ("level", "since", "text", "after", "limit")))
     wanted = LogFilter(_level(pairs.get("level", LEVELS[0])), _since(pairs.get("since", "")), _text(pairs))
@@ -119,7 +119,7 @@ async def logs(request: Request) -> Response:
 async def audit(request: Request) -> Response:
     """The newest lines of the audit log.
 
-    404 if the gateway writes none.
+    404 if the gateway writes no audit log.
     """
     limit = _limit(dict(_query(request, ("limit",))))
     work = _reports(request).audit(limit, client=caller_of(request).client)
@@ -150,7 +150,7 @@ def _since(text: str) -> str:
 def _text(pairs: dict[str, str]) -> str:
     text = pairs.get("text", "")
     if len(text) > MAX_TEXT:
-        raise InvalidRequest(f"text has {len(text)} characters; it may have {MAX_TEXT}")
+        raise InvalidRequest(f"text has {len(text)} characters (limit {MAX_TEXT})")
     return text
 
 

@@ -1,4 +1,4 @@
-"""The console as a child process of the stack."""
+"""Runs the console as a child process of the stack."""
 
 import contextlib
 import os

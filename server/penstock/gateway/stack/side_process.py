@@ -1,4 +1,4 @@
-"""A program beside the gateway, such as the console: a child process that is restarted with backoff when it dies."""
+"""SideProcess: a child process of the stack, such as the console, that is restarted with backoff when it exits."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class SideProcess:
-    """Runs a command until it is stopped. Its death never stops the stack.
+    """Runs a command until it is stopped. If the command exits, the stack keeps running.
 
     name: for the log. descriptors: open files that it inherits, such as listening sockets.
     """
@@ -37,12 +37,12 @@ class SideProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process; None between two."""
+        """PID of the process; None while it is not running."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     async def run(self) -> None:
-        """Runs until `stop`; restarts the command whenever it ends."""
+        """Runs until `stop`. Restarts the command whenever it exits."""
         backoff = RestartBackoff()
         while not self._stopping.is_set():
             backoff.live(time.monotonic())
@@ -51,7 +51,7 @@ class SideProcess:
                 return
             self.restarts += 1
             pause_s = backoff.next_delay_s(time.monotonic())
-            log.error(f"the {self._name} ended; starting it again", code=code, pause_s=round(pause_s, 2))
+            log.error(f"the {self._name} exited; restarting it", code=code, pause_s=round(pause_s, 2))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -69,12 +69,12 @@ class SideProcess:
         except OSError as error:
             log.error(f"the {self._name} cannot be started", reason=error.strerror)
             return -1
-        if self._stopping.is_set():  # set while it was being started
+        if self._stopping.is_set():  # `stop` was called during the start
             self._process.terminate()
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Sends SIGTERM, and SIGKILL to it and its children after stop_timeout_s. `run` then returns."""
+        """Sends SIGTERM; after stop_timeout_s, SIGKILL to the process and its children. `run` then returns."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -88,7 +88,7 @@ class SideProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends it and its children at once. `run` then returns."""
+        """Kills the process and its children. `run` then returns."""
         self._stopping.set()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The video program as a child process of the stack."""
+"""Runs the video program as a child process of the stack."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from penstock.gateway.stack.side_process import SideProcess
 from penstock.gateway.stack.startup import CannotStart
 from penstock.gateway.workers.running_stacks import UP_CHILD
 
-STOP_TIMEOUT_S = 20.0  # the video program finishes what it has decoded within 15 s
+STOP_TIMEOUT_S = 20.0  # the video program drains decoded frames within 15 s
 _NEEDED = ("penstock_video", "av", "trackers", "yaml")
 _NOT_FOR_IT = ("PENSTOCK_API_KEY", "PENSTOCK_API_KEYS", "PENSTOCK_GATEWAY_URL")
 
@@ -23,13 +23,11 @@ def video_process(settings: Settings, run_dir: Path) -> SideProcess | None:
     if not settings.video:
         return None
     if missing := [module for module in _NEEDED if find_spec(module) is None]:
-        raise CannotStart(
-            f"--video needs the package {missing[0]}: pip install 'penstock[video]', or leave --video out"
-        )
+        raise CannotStart(f"--video needs the package {missing[0]}: run pip install 'penstock[video]', or omit --video")
     config = settings.video_config
     if config is not None and not config.is_file():
         raise CannotStart(
-            f"--video-config {config}: there is no such file; leave it out for {default_config(settings)}"
+            f"--video-config {config}: no such file; create it, or omit the flag to use {default_config(settings)}"
         )
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
     environment["PENSTOCK_HOME"] = str(settings.home_path.absolute())
@@ -41,5 +39,5 @@ def video_process(settings: Settings, run_dir: Path) -> SideProcess | None:
 
 
 def default_config(settings: Settings) -> Path:
-    """The settings file of the video program; it is created when it is first needed."""
+    """The default settings file of the video program, which is created on first use."""
     return settings.home_path / "video.yaml"

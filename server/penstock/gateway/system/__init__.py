@@ -1,1 +1,1 @@
-"""What the system endpoints answer: processes, state, findings, logs."""
+"""Reports of the system endpoints: state, processes, findings, logs and models."""

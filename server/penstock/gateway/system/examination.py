@@ -1,4 +1,4 @@
-"""Runs `penstock doctor` for the gateway: in a process of its own, with a deadline."""
+"""Runs `penstock doctor` for the gateway, in a separate process with a deadline."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ class _Reply(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """settings: of the stack, as JSON, for the program's standard input."""
+    """A run of doctor. settings: the stack's settings as JSON, sent to its standard input."""
 
     settings: bytes
     command: Sequence[str] = COMMAND
@@ -42,7 +42,7 @@ class Examination:
                 reply, _ = await process.communicate(self.settings)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"doctor did not answer within {self.deadline_s:g} s; run `penstock doctor` on that machine"
+                f"doctor did not answer within {self.deadline_s:g} s; run `penstock doctor` on the gateway's host"
             ) from None
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -54,4 +54,4 @@ class Examination:
             return msgspec.json.decode(reply[:_MAX_REPLY_BYTES], type=_Reply).findings
         except msgspec.DecodeError:
             text = f"doctor ended with exit code {process.returncode} and no findings"
-            raise InferenceError(f"{text}; run `penstock doctor` on that machine") from None
+            raise InferenceError(f"{text}; run `penstock doctor` on the gateway's host") from None

@@ -1,4 +1,4 @@
-"""ModelReports: the answers of GET /v1/models."""
+"""ModelReports: responses of GET /v1/models."""
 
 import asyncio
 import time
@@ -35,9 +35,9 @@ _EMPTY_QUEUE = QueueStatistics(0, 0, 0, 0, 0, None, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSources:
-    """Functions that read the gateway's parts; they run in the event loop. card: raises InvalidRequest.
+    """Functions that read the gateway's state. All run in the event loop, except `counts` if counts_block.
 
-    counts: runs in a thread if counts_block.
+    card: raises InvalidRequest.
     """
 
     models: Callable[[], Mapping[str, KnownModel]]
@@ -61,13 +61,13 @@ class ModelReports:
         self._versions = RecentResult(self._read_versions, AGE_S)
 
     async def run(self) -> None:
-        """Stores the counts of requests now and then, until cancelled."""
+        """Stores request counts every RequestHistory.INTERVAL_S, until cancelled."""
         while True:
             self._history.add(self._clock(), await self._read_counts())
             await asyncio.sleep(RequestHistory.INTERVAL_S)
 
     async def all(self, over_s: float = RequestHistory.WINDOW_S) -> ModelsReport:
-        """Every model, by name. over_s: of the figures on traffic."""
+        """All models, sorted by name. over_s: seconds over which rates and latencies are computed."""
         known = sorted(self._sources.models().items())
         context = await self._context(over_s)
         rows = [self._report(one, context, LABELS_IN_LIST) for _, one in known[:MAX_MODELS]]
@@ -77,7 +77,7 @@ class ModelReports:
         """One model, with more labels. Raises ModelNotFound."""
         known = self._sources.models().get(name)
         if known is None:
-            raise ModelNotFound(f"there is no model {name[:200]!r}; GET /v1/models lists all")
+            raise ModelNotFound(f"there is no model {name[:200]!r}; GET /v1/models lists them")
         return self._report(known, await self._context(over_s), LABELS_OF_ONE)
 
     async def _context(self, over_s: float) -> "_Context":
@@ -90,7 +90,7 @@ class ModelReports:
         return self._sources.counts()
 
     async def _read_versions(self) -> dict[str, list[VersionState]]:
-        """By model; empty while the engine does not answer."""
+        """Versions by model name; empty if the engine does not respond."""
         try:
             async with asyncio.timeout(INDEX_TIMEOUT_S):
                 rows = sorted(await self._sources.index(), key=lambda row: row.name)
@@ -130,7 +130,7 @@ class ModelReports:
         return "not loaded" if self._sources.is_left_out(known) else "unavailable"
 
     def _card(self, config: ModelConfig | None, label_count: int) -> tuple[CardReport | None, str]:
-        """The card, and why it cannot be used."""
+        """The card, or why it is unusable; both empty if the model has no card."""
         if config is None:
             return None, ""
         try:
@@ -144,7 +144,7 @@ class ModelReports:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What all rows of one answer share."""
+    """State that all rows of a response share."""
 
     now: float
     over_s: float

@@ -1,4 +1,4 @@
-"""The processes of a stack: the parent of the gateway and all its descendants."""
+"""Resource usage of a stack's processes: the gateway's parent and its descendants."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _ROLES = {
 
 
 def process_usage(parent_pid: int) -> list[ProcessUsage]:
-    """The parent first, then its descendants by pid. Blocks for some milliseconds; reads every process's status."""
+    """The parent first, then its descendants by PID. Blocks for milliseconds: reads the status of all processes."""
     try:
         parent = psutil.Process(parent_pid)
         family = [parent, *sorted(parent.children(recursive=True), key=lambda process: process.pid)]
@@ -54,7 +54,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def role_of(arguments: Sequence[str]) -> str:
-    """The role of a process by its command line; empty if it has none."""
+    """The role of a process, from its command line; empty for an empty command line."""
     module = _module(arguments)
     if module == _COMMAND_LINE:
         return next(iter(arguments[arguments.index(module) + 1 :]), module)[:MAX_ROLE]

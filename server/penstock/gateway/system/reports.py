@@ -1,4 +1,4 @@
-"""SystemReports: the answers of the system endpoints. What is slow runs beside the event loop, once for all clients."""
+"""SystemReports: responses of the system endpoints. Slow reads run in threads or processes, shared by all clients."""
 
 import asyncio
 import os
@@ -44,12 +44,12 @@ from penstock.protocol.system_reports import (
 
 T = TypeVar("T")
 USAGE_AGE_S, FINDINGS_AGE_S = 1.0, 30.0
-READ_TIMEOUT_S = 10.0  # until a log is read, with the wait for other clients
+READ_TIMEOUT_S = 10.0  # for reading a log, including the wait for other clients
 MAX_LINES = 1000
 MAX_MODELS = 1000
 ERRORS = 10
 MAX_FAULT_CHARACTERS = 2000
-_NO_DETAILS = "the video program cannot run; a client with the role admin sees why"
+_NO_DETAILS = "the video program cannot run; the reason requires the role admin"
 AUDIT_BYTES = 1 << 20  # read from the end of the audit log
 _DURATION = re.compile(r"([1-9][0-9]{0,6})(s|m|h|d)")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -57,7 +57,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemSources:
-    """Functions that read the gateway's parts; they run in the event loop. log_folder: of the stack; None for none."""
+    """Functions that read the gateway's state in the event loop. log_folder: the stack's; None if it has none."""
 
     workers: int
     readiness: Callable[[], str]  # why it is not ready
@@ -76,7 +76,7 @@ class SystemSources:
 
 
 class RecentResult(Generic[T]):
-    """Shares one call, and for max_age_s its result or error, between all clients."""
+    """Shares the result or error of one call between all clients for max_age_s."""
 
     def __init__(self, call: Callable[[], Awaitable[T]], max_age_s: float) -> None:
         self._call, self._max_age_s = call, max_age_s
@@ -98,7 +98,7 @@ class RecentResult(Generic[T]):
     def _ended(self, task: "asyncio.Future[T]") -> None:
         self._ended_at = time.monotonic()
         if not task.cancelled():
-            task.exception()  # marked as retrieved: its clients may have left
+            task.exception()  # marks the exception as retrieved: all clients may have disconnected
 
 
 class SystemReports:
@@ -113,7 +113,7 @@ class SystemReports:
         self._errors_end = LogPosition()
 
     async def system(self, *, has_details: bool) -> SystemReport:
-        """The state of the stack. has_details: whether errors have their fields."""
+        """The state of the stack. has_details: whether errors include their fields."""
         sources = self._sources
         processes, errors, video_fault = await self._usage.get()
         reason = sources.readiness()
@@ -135,11 +135,11 @@ class SystemReports:
         )
 
     def settings(self) -> SettingsReport:
-        """All settings in force."""
+        """All effective settings."""
         return SettingsReport(self._sources.settings())
 
     async def findings(self) -> FindingsReport:
-        """Doctor's findings, at most FINDINGS_AGE_S old. Raises DeadlineExceeded, InferenceError."""
+        """Findings of doctor, at most FINDINGS_AGE_S old, and of models. Raises DeadlineExceeded, InferenceError."""
         of_machine = await self._findings.get()
         of_models = [
             FindingReport(
@@ -154,7 +154,9 @@ class SystemReports:
         """The newest lines, or those after a position. Raises DeadlineExceeded, NotSupported."""
         folder = self._sources.log_folder
         if folder is None:
-            raise NotSupported("this gateway has no run directory, so its log is only on standard error")
+            raise NotSupported(
+                "this gateway has no run directory, so its log is on standard error only; start it with `penstock up`"
+            )
 
         def read() -> LogPage:
             if after is None:
@@ -200,7 +202,7 @@ class SystemReports:
 
 
 def _load_advice(model_name: str) -> str:
-    return f"correct it, then: penstock models load {model_name}"
+    return f"fix the cause, then run: penstock models load {model_name}"
 
 
 def _queue(name: str, queue: QueueStatistics) -> ModelQueue:
@@ -208,7 +210,7 @@ def _queue(name: str, queue: QueueStatistics) -> ModelQueue:
 
 
 def _gpus(cards: tuple[CardLoad, ...], lost: Mapping[int, str]) -> list[GpuSummary]:
-    """All known cards; one that is lost may have no load."""
+    """All known GPUs. A lost GPU may have no load figures."""
     loads = {card.index: card for card in cards}
     return [_gpu(loads.get(index, CardLoad(index)), lost.get(index, "")) for index in sorted({*loads, *lost})]
 
@@ -222,7 +224,7 @@ def _gpu(card: CardLoad, lost: str) -> GpuSummary:
 
 
 def read_audit_log(path: Path, limit: int) -> AuditReport:
-    """The newest lines. Raises NotSupported if the file cannot be read back."""
+    """The newest lines. Raises NotSupported if the file cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -230,19 +232,19 @@ def read_audit_log(path: Path, limit: int) -> AuditReport:
     with open(file, "rb") as opened:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise NotSupported(f"the audit log {path} is no regular file, so it cannot be read back")
+            raise NotSupported(f"the audit log {path} is not a regular file, so it cannot be read")
         begin = max(0, status.st_size - AUDIT_BYTES)
         opened.seek(begin)
         lines = opened.read(AUDIT_BYTES).split(b"\n")[bool(begin) :]
     found: deque[AuditLine] = deque(maxlen=limit)
     for line in lines:
-        with suppress(msgspec.DecodeError):  # a line that is not complete, or another program's
+        with suppress(msgspec.DecodeError):  # an incomplete line, or one of another program
             found.append(msgspec.json.decode(line, type=AuditLine))
     return AuditReport(list(found))
 
 
 def log_time(text: str, now: datetime) -> str:
-    """A time as the log has it, from ISO 8601 or a duration before now, such as 10m. Raises InvalidRequest."""
+    """Converts ISO 8601, or a duration before now such as 10m, to the log's time format. Raises InvalidRequest."""
     duration = _DURATION.fullmatch(text)
     try:
         if duration:
