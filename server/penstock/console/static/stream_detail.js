@@ -90,7 +90,7 @@ function newEditor(id, streamNow, side, frame) {
   let shapes = [];
   let edited = null; // {shape, isNew, before}
   let still = null; // the picture of a stream that is paused, or over
-  const stopImage = liveImage(image, () => !STILL.includes(streamNow().state), () => `${pathOf(id)}/preview.jpg?width=960&draw=${edited ? 0 : 1}`, PICTURE_MS);
+  const live = liveImage(image, () => !STILL.includes(streamNow().state), () => `${pathOf(id)}/preview.jpg?width=960&draw=${edited ? 0 : 1}`, PICTURE_MS);
   replace(frame, empty, image);
   image.addEventListener("load", () => {
     empty.remove();
@@ -99,6 +99,7 @@ function newEditor(id, streamNow, side, frame) {
 
   async function update() {
     const stream = streamNow();
+    live.wake();
     if (STILL.includes(stream.state) && image.hidden && !still) await showStill();
     const [width, height] = stream.width ? [stream.width, stream.height] : still?.size ?? [0, 0];
     if (width && (!size || size[0] !== width || size[1] !== height)) {
@@ -237,5 +238,5 @@ function newEditor(id, streamNow, side, frame) {
       save.disabled = false;
     }
   }
-  return {update, stop: stopImage};
+  return {update, stop: live.stop};
 }

@@ -34,11 +34,10 @@ function unavailable(error) {
 }
 
 /** A filter form. names: the query parameters to offer. changed(): called on input. value() -> the query parameters. */
-async function filterForm(names, query, changed) {
-  const streams = (await video.get("/v1/streams")).streams.map(one => one.source_id);
+function filterForm(names, query, changed) {
   const options = values => [h("option", {value: ""}, "All"), values.map(value => h("option", {value}, value))];
   const inputs = {
-    source_id: ["Stream", h("select", {}, options([...new Set([...streams, ...(query.get("source_id") ? [query.get("source_id")] : [])])]))],
+    source_id: ["Stream", h("select", {}, options([query.get("source_id")].filter(Boolean)))],
     kind: ["Kind", h("select", {}, options(KINDS))],
     rule: ["Rule", h("input", {type: "search", maxlength: 200})],
     zone: ["Zone or line", h("input", {type: "search", maxlength: 200})],
@@ -52,6 +51,12 @@ async function filterForm(names, query, changed) {
     input.addEventListener("change", changed);
     return field(label, input);
   });
+  video.get("/v1/streams").then(({streams}) => {
+    const select = inputs.source_id[1];
+    const chosen = select.value;
+    replace(select, options([...new Set([...streams.map(one => one.source_id), chosen])].filter(Boolean)));
+    select.value = chosen;
+  }).catch(() => {}); // the list below says why
   const form = h("form", {class: "fields event-filter", onsubmit: event => event.preventDefault()}, fields);
   const element = h("details", {open: matchMedia("(min-width: 561px)").matches}, h("summary", {}, "Filter"), form);
   const read = name => {
@@ -72,7 +77,7 @@ async function filteredList(root, query, names, list) {
       fault.show(error);
     }
   };
-  const form = await filterForm(names, query, reload);
+  const form = filterForm(names, query, reload);
   list.bind(form.value);
   await list.reload();
   root.append(fault.element, form.element, list.element);

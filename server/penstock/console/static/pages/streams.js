@@ -11,7 +11,8 @@ export const STILL = ["paused", "ended", "failed"];
 const TILE_MS = 1000;
 
 export const pathOf = source => `/v1/streams/${encodeURIComponent(source)}`;
-export const stateBadge = stream => badge(stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : ""), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
+const stateText = stream => stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : "");
+export const stateBadge = stream => badge(stateText(stream), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
 
 /** Asks for confirmation, then restarts a stream: a file from its beginning, counters at 0. */
 export const restart = (id, done) => confirmed(`Start ${id} over? Its counters restart at 0; stored events are not deleted.`, "Start over", async () => {
@@ -40,7 +41,12 @@ function wall(root) {
   const grid = h("div", {class: "wall"});
   const tiles = new Map();
   const seen = new Set();
-  const watcher = new IntersectionObserver(entries => entries.forEach(entry => (entry.isIntersecting ? seen.add(entry.target) : seen.delete(entry.target))));
+  const watcher = new IntersectionObserver(entries => entries.forEach(entry => {
+    if (entry.isIntersecting) {
+      seen.add(entry.target);
+      tiles.get(entry.target.getAttribute("aria-label"))?.wake();
+    } else seen.delete(entry.target);
+  }));
   const add = button("Add a camera", () => openCamera({done: again}), {kind: "primary"});
   root.append(pageHead("Streams", search, add), fault.element, h("p", {}, summary), grid);
   const isMatch = stream => `${stream.source_id} ${stream.camera_name}`.toLowerCase().includes(search.value.trim().toLowerCase());
@@ -128,15 +134,16 @@ function newTile(first, isSeen, again) {
     }
     turn.disabled = false;
   }
-  const stop = liveImage(picture, () => isSeen(element) && !STILL.includes(stream.state), `${pathOf(id)}/preview.jpg?width=320`, TILE_MS);
+  const live = liveImage(picture, () => isSeen(element) && !STILL.includes(stream.state), `${pathOf(id)}/preview.jpg?width=320`, TILE_MS);
   return {
     element,
-    stop,
+    ...live,
     update(next) {
       stream = next;
+      live.wake();
       const drops = Object.values(next.drops).reduce((sum, count) => sum + count, 0);
       replace(name, next.camera_name || id);
-      replace(state, stateBadge(next));
+      if (state.textContent !== stateText(next)) replace(state, stateBadge(next));
       replace(reason, next.reason);
       figures.textContent = [`${next.fps.toFixed(1)} fps`, `lag ${next.latency_s === null ? "–" : `${Math.round(1000 * next.latency_s)} ms`}`, `${drops} dropped`].join(" · ");
       const isStill = STILL.includes(next.state);
@@ -149,21 +156,22 @@ function newTile(first, isSeen, again) {
 }
 
 /**
- * Requests one image after another while isWanted() is true and the page is visible. Returns a function that stops it.
- * address: a path, or a function that returns one. ms: pause between two images.
+ * Requests one image after another while isWanted() is true and the page is visible. Otherwise nothing runs until
+ * wake(): call it after each change of the stream's state. address: a path, or a function that returns one. ms: pause
+ * between two images.
  */
 export function liveImage(image, isWanted, address, ms) {
   let timer = null;
   let count = 0;
+  let isBusy = false;
   let isStopped = false;
+  function request() {
+    isBusy = !isStopped && !document.hidden && isWanted();
+    if (isBusy) image.src = `${video.url(typeof address === "function" ? address() : address)}&n=${(count += 1)}`;
+  }
   const later = wait => {
     if (!isStopped) timer = setTimeout(request, wait);
   };
-  function request() {
-    if (document.hidden || !isWanted()) return later(200);
-    image.src = `${video.url(typeof address === "function" ? address() : address)}&n=${(count += 1)}`;
-    return null;
-  }
   image.addEventListener("load", () => {
     image.hidden = !isWanted();
     later(ms);
@@ -172,10 +180,12 @@ export function liveImage(image, isWanted, address, ms) {
     image.hidden = true;
     later(3000);
   });
-  request();
-  return () => {
-    isStopped = true;
-    clearTimeout(timer);
-    image.removeAttribute("src");
+  return {
+    wake: () => isBusy || request(),
+    stop() {
+      isStopped = true;
+      clearTimeout(timer);
+      image.removeAttribute("src");
+    },
   };
 }
