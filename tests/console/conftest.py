@@ -44,7 +44,7 @@ def console_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     if not SOURCE.is_dir():
         pytest.skip(f"no real inputs: {SOURCE} is absent")
     pull_model(home, "yolox-nano")
-    running = start_stack(home, *WITH_CONSOLE)
+    running = start_stack(home, *WITH_CONSOLE, "--video-url", "http://127.0.0.1:9")  # not one of this machine's user
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 
