@@ -1,7 +1,6 @@
 """Hostile texts in every field of every answer, shown by every page of the console in a real browser."""
 
-import asyncio
-import threading
+import base64
 from collections.abc import Iterator
 from urllib.parse import quote, unquote
 
@@ -9,8 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browser import shown_page
-from tests.console.harness import served_console
-from tests.console.hostile import ATTACK, SHOWN, HostileApis
+from tests.console.hostile import ATTACK, PNG, SHOWN, hostile_console, served_apart
 
 pytestmark = pytest.mark.xdist_group("console")
 # Presses every button of the page and of the dialogs that open, with hostile texts in the fields
@@ -20,7 +18,7 @@ PRESS_ALL = """async attack => {
       input.value = attack;
     }
     for (const button of root.querySelectorAll("button:not(:disabled)")) {
-      if (!button.isConnected) continue;
+      if (!button.isConnected || !button.checkVisibility()) continue;
       button.click();
       await new Promise(done => setTimeout(done, 30));
     }
@@ -43,40 +41,24 @@ LINKS = """() => [...document.querySelectorAll("nav a, main a")].filter(one => !
   .map(one => one.pathname + one.search)"""
 
 
-@pytest.fixture(scope="module")
-def hostile_console() -> Iterator[str]:
-    """The URL of a console whose APIs are hostile; it has a thread of its own."""
-    is_up, url = threading.Event(), ""
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        nonlocal url
-        async with served_console(HostileApis(), has_video=True) as console:
-            url = console.url
-            is_up.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert is_up.wait(30)
-    yield url
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
-    loop.close()
+@pytest.fixture(scope="module", name="console_url")
+def console_of_hostile_apis() -> Iterator[str]:
+    """The URL of a console whose APIs are hostile."""
+    with served_apart(hostile_console()) as url:
+        yield url
 
 
-def test_every_page_shows_hostile_texts_as_they_are(chromium: Browser, hostile_console: str) -> None:
+def test_every_page_shows_hostile_texts_as_they_are(chromium: Browser, console_url: str) -> None:
     """No script runs, no element is made, no other host is called, and nothing breaks, whatever a button does."""
     seen: set[str] = set()
-    with shown_page(chromium, hostile_console) as page:
+    with shown_page(chromium, console_url) as page:
         waiting = ["/", *(f"/{page}/{quote(ATTACK, safe='')}" for page in ("load", "models", "streams"))]
         while waiting:
             path = waiting.pop()
             if unquote(path) in seen:
                 continue
             seen.add(unquote(path))
-            page.goto(hostile_console + path)
+            page.goto(console_url + path)
             page.wait_for_function("text => document.querySelector('main').textContent.includes(text)", arg=SHOWN)
             assert page.evaluate(MADE) == [], path
             waiting += page.evaluate(LINKS)
@@ -86,9 +68,9 @@ def test_every_page_shows_hostile_texts_as_they_are(chromium: Browser, hostile_c
     assert {"/models", "/streams", "/events", "/events/objects", "/load", "/system", "/system/audit"} <= seen
 
 
-def test_address_that_cannot_be_decoded_is_an_error_of_its_page(chromium: Browser, hostile_console: str) -> None:
+def test_address_that_cannot_be_decoded_is_an_error_of_its_page(chromium: Browser, console_url: str) -> None:
     """The frame stays, with a sentence in place of the page."""
-    with shown_page(chromium, f"{hostile_console}/streams/%ff") as page:
+    with shown_page(chromium, f"{console_url}/streams/%ff") as page:
         expect(page.get_by_role("main").get_by_role("alert")).to_be_visible()
 
 
@@ -96,4 +78,4 @@ def drop_files(page: Page) -> None:
     """Gives a file with a hostile name to each field for files."""
     name = ATTACK.replace("/", "\u2215")
     for field in page.locator("input[type=file]").all():
-        field.set_input_files({"name": name, "mimeType": "image/png", "buffer": b"not a picture"})
+        field.set_input_files({"name": name, "mimeType": "image/png", "buffer": base64.b64decode(PNG)})

@@ -79,7 +79,7 @@ def _table(rows: list[SettingReport]) -> Table:
     for row in rows:
         style = "dim" if row.origin == "default" else ""
         origin = f"{row.origin} {row.source}".rstrip()
-        table.add_row(row.name, Text(one_line(_value(row.value)), style), Text(one_line(origin), style))
+        table.add_row(Text(one_line(row.name)), Text(one_line(_value(row.value)), style), Text(one_line(origin), style))
     return table
 
 

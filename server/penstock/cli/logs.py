@@ -80,7 +80,9 @@ def _show(page: LogReport, console: Console, *, as_json: bool) -> None:
 
 def shown(line: LogLine) -> Text:
     """The line in the format of the stack's standard error, with the process."""
-    text = Text(f"{line.time[:23]}Z ", "dim").append(f"{line.level:<7}", LEVEL_STYLES.get(line.level, ""))
+    text = Text(one_line(f"{line.time[:23]}Z") + " ", "dim").append(
+        f"{one_line(line.level):<7}", LEVEL_STYLES.get(line.level, "")
+    )
     text.append(f" {one_line(line.process)} {one_line(line.component)}: ", "dim").append(one_line(line.event))
     for key, value in line.fields.items():
         word = one_line(value)

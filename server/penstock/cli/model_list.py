@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.gateway_client import GatewayClient
 from penstock.cli.terminal import fail, one_line
@@ -94,14 +94,15 @@ def model_rows(
 def model_table(rows: Sequence[ModelRow]) -> Table:
     """The table, without the reasons, which are too long for a column. Names do not wrap."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    table.add_column("model", no_wrap=True, min_width=max((len(row.name) for row in rows), default=0))
+    table.add_column("model", no_wrap=True, min_width=max((len(one_line(row.name)) for row in rows), default=0))
     for name in ("where", "version", "state", "owner"):
         table.add_column(name, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("licence", overflow="fold")
     for row in rows:
         cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.owner or "?")
-        table.add_row(*map(escape, cells), _size(row.size_bytes), escape(row.licence) or "-")
+        texts = [Text(one_line(cell)) for cell in (*cells, row.licence or "-")]
+        table.add_row(*texts[:-1], _size(row.size_bytes), texts[-1])
     return table
 
 
@@ -113,7 +114,7 @@ def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
     alone = "each request and picture goes to the engine alone"
     reasons += [f"{row.name}: {alone}: {row.unmerged}" for row in rows if row.unmerged]
     reasons += [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
-    return reasons
+    return list(map(one_line, reasons))
 
 
 def in_short(reason: str) -> str:

@@ -116,7 +116,7 @@ def screen(
 ) -> Group:
     """The whole report as text. before: earlier process figures by PID, to compute CPU use."""
     state = Text("ready", "green") if report.is_ready else Text(f"not ready: {one_line(report.reason)}", "bold red")
-    head = Text(f"penstock {report.version} at {url}: ").append_text(state)
+    head = Text(f"penstock {one_line(report.version)} at {url}: ").append_text(state)
     head.append(f", up {duration(report.uptime_s)}, {report.in_flight} in flight")
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -156,7 +156,7 @@ def _engine(report: SystemReport) -> Iterator[Text]:
     line.append(f", {_count(engine.restarts, 'restart')}" if engine.restarts else "")
     yield line
     for replica in engine.replicas:
-        yield Text(f"{replica.url} {replica.state}, {replica.in_flight} in flight")
+        yield Text(one_line(f"{replica.url} {replica.state}, {replica.in_flight} in flight"))
 
 
 def _models(models: list[ModelSummary]) -> Iterator[Text]:
@@ -164,10 +164,10 @@ def _models(models: list[ModelSummary]) -> Iterator[Text]:
     counts: dict[str, int] = defaultdict(int)
     for model in models:
         counts[model.state] += 1
-    yield Text(", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none")
+    yield Text(", ".join(f"{count} {one_line(state)}" for state, count in sorted(counts.items())) or "none")
     ordered = sorted(models, key=lambda model: (model.state != "unavailable", model.state != "ready", model.name))
     for model in ordered[:SHOWN_MODELS]:
-        line = Text(one_line(model.name) + " ").append(model.state, STATE_STYLES.get(model.state, ""))
+        line = Text(one_line(model.name) + " ").append(one_line(model.state), STATE_STYLES.get(model.state, ""))
         yield line.append(f"  {one_line(model.reason)}" if model.state == "unavailable" else "")
     if len(models) > SHOWN_MODELS:
         yield Text(f"and {len(models) - SHOWN_MODELS} more: penstock models list")
@@ -182,7 +182,9 @@ def _stream_lines(streams: list[StreamSummary]) -> Iterator[Text]:
     if not streams:
         yield Text("none")
     for stream in sorted(streams, key=lambda one: (one.state == "running", one.source_id))[:SHOWN_STREAMS]:
-        line = Text(one_line(stream.source_id) + " ").append(stream.state, STATE_STYLES.get(stream.state, "yellow"))
+        line = Text(one_line(stream.source_id) + " ").append(
+            one_line(stream.state), STATE_STYLES.get(stream.state, "yellow")
+        )
         lag = "" if stream.latency_s is None else f", {1000 * stream.latency_s:.0f} ms behind"
         drops = sum(stream.drops.values())
         line.append(f"  {stream.fps:.1f} fps{lag}{f', {drops} dropped' if drops else ''}")
@@ -233,7 +235,7 @@ def _errors(errors: list[LogLine]) -> Iterator[Text]:
         yield Text("none")
     for line in errors[-SHOWN_ERRORS:]:
         fields = " ".join(f"{key}={value}" for key, value in line.fields.items())
-        text = Text(f"{line.time[11:19]} {line.process} {line.component}: ", "dim")
+        text = Text(one_line(f"{line.time[11:19]} {line.process} {line.component}:") + " ", "dim")
         yield text.append(one_line(f"{line.event} {fields}")[:300], "default not dim")
 
 
