@@ -18,6 +18,7 @@ from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.in_flight import InFlightLimiter, InFlightLimits
 from penstock.gateway.load.service import LoadTests
 from penstock.gateway.model_adder import ModelAdder
+from penstock.gateway.model_check import ModelChecker
 from penstock.gateway.model_command import ModelProcessOptions
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.gateway.readiness import Readiness, as_served
@@ -210,13 +211,14 @@ class Front:
     system: SystemReports = field(default_factory=lambda: SystemReports(plain_sources()))
     models: ModelReports = field(default_factory=lambda: ModelReports(plain_model_sources()))
     load: LoadTests | None = None
+    checker: ModelChecker | None = None
 
     def __post_init__(self) -> None:
         plane: Any = self.plane
         recorder: Any = self.recorder
         gate = RequestAuthentication(self.door) if self.door is not None else self.gate
         adder = ModelAdder(plane, self.uploads, self.add_options) if self.uploads is not None else None
-        services = CoreServices(adder, self.system, self.models, self.load)
+        services = CoreServices(adder, self.system, self.models, self.load, self.checker)
         self.app = create_app(plane, self.limits, recorder, gate=gate, services=services)
 
     @property

@@ -1,4 +1,4 @@
-"""Runs `penstock models add` or `inspect` for the gateway, in a process that limits itself before it reads the file."""
+"""Runs `penstock models add`, `inspect` or `check` for the gateway, in a process that limits itself first."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     """Returns the command's exit code.
 
     arguments: the parent's process id, memory limit in bytes, CPU limit in seconds, limit of a written file in bytes;
-    add or inspect; then the arguments of that command.
+    add, inspect or check; then the arguments of that command.
     """
     parent, memory_bytes, cpu_s, file_bytes = map(int, arguments[:4])
     end_with_parent(parent)

@@ -29,6 +29,7 @@ from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.load.service import LoadOptions, LoadTests, OwnAddress
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
 from penstock.gateway.model_adder import ModelAdder
+from penstock.gateway.model_check import ModelChecker
 from penstock.gateway.model_command import ModelProcessOptions
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
@@ -268,14 +269,14 @@ class Gateway:
 
 def _load_tests(settings: Settings, audit: AuditLog, is_draining: Callable[[], bool]) -> LoadTests:
     """Load tests against this gateway's ports and the allowed targets."""
-    host, scheme = connectable_host(settings.host), "https" if settings.tls_cert is not None else "http"
-    own = OwnAddress(
-        url=f"{scheme}://{host_and_port(host, settings.http_port)}",
-        grpc=host_and_port(host, settings.grpc_port),
-        metrics_url=f"{scheme}://{host_and_port(host, settings.metrics_port)}/metrics",
-    )
-    options = LoadOptions(settings.home_path, own, settings.load_target)
+    options = LoadOptions(settings.home_path, _own_address(settings), settings.load_target)
     return LoadTests(options, audit=audit, is_draining=is_draining)
+
+
+def _own_address(settings: Settings) -> OwnAddress:
+    host, scheme = connectable_host(settings.host), "https" if settings.tls_cert is not None else "http"
+    url, grpc = f"{scheme}://{host_and_port(host, settings.http_port)}", host_and_port(host, settings.grpc_port)
+    return OwnAddress(url, grpc, f"{scheme}://{host_and_port(host, settings.metrics_port)}/metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +342,8 @@ async def _open_listeners(
     checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
     gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
     adder = ModelAdder(gateway.plane, gateway.parts.uploads, ModelProcessOptions(allows_code=settings.allow_model_code))
-    services = CoreServices(adder, gateway.system, gateway.models, gateway.load)
+    checker = ModelChecker(gateway.parts.uploads, _own_address(settings).url, audit=gateway.parts.audit)
+    services = CoreServices(adder, gateway.system, gateway.models, gateway.load, checker)
     app = create_app(gateway.plane, composition.rest_options(settings), gateway.metrics, gate=gate, services=services)
     rest = HttpListener(
         app,

@@ -1,4 +1,4 @@
-"""Runs `penstock models add` or `inspect` on an uploaded file, in a process with limits."""
+"""Runs `penstock models add` or `inspect` on an uploaded file, or `check` on a model, in a process with limits."""
 
 import asyncio
 import contextlib
@@ -24,6 +24,7 @@ _INHERITED = (  # no secrets
     "LC_ALL",
     "LD_LIBRARY_PATH",
     "PYTHONPATH",
+    "SSL_CERT_FILE",
     "PENSTOCK_LAYOUTS",
     "PENSTOCK_ENGINE_ENVIRONMENT",
 )
@@ -35,7 +36,7 @@ log = get_logger("models")
 
 @dataclass(frozen=True, slots=True)
 class ModelProcessLimits:
-    """Limits of the process that inspects or adds a model.
+    """Limits of the process that inspects, adds or checks a model.
 
     memory_bytes, file_bytes: in addition to 8 times and 2 times the size of the file. cpu_s: of all threads. wall_s:
     until it is killed. Its child, which inspects the file, has lower limits.
@@ -66,14 +67,15 @@ class CommandResult:
 
 
 class ModelCommand:
-    """A command of the group `models` over one file. model: its name, for the log."""
+    """A command of the group `models` over one file, or over the model if file is None."""
 
-    def __init__(self, uploads: ModelUploads, options: ModelProcessOptions, file: Path, model: str) -> None:
+    def __init__(self, uploads: ModelUploads, options: ModelProcessOptions, file: Path | None, model: str) -> None:
         self._uploads, self._options, self._file, self._model = uploads, options, file, model
 
-    async def run(self, verb: str, scratch: Path, flags: Sequence[str]) -> CommandResult:
-        """Runs it. scratch: an empty folder. Cancelling kills the process. Raises InvalidRequest if it takes too long,
-        OSError.
+    async def run(self, verb: str, scratch: Path, flags: Sequence[str], api_key: str = "") -> CommandResult:
+        """Runs it. scratch: an empty folder. api_key: for calls of this gateway. Cancelling kills the process.
+
+        Raises InvalidRequest if it takes too long, OSError.
         """
         reply, stderr = scratch / "reply", scratch / "stderr"
         wall_s = self._options.limits.wall_s
@@ -83,13 +85,14 @@ class ModelCommand:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=error,
-                env=self._environment(scratch),
+                env=self._environment(scratch, api_key),
             )
         try:
             async with asyncio.timeout(wall_s):
                 code = await process.wait()
         except TimeoutError:
-            raise InvalidRequest(f"inspecting the file took longer than {wall_s:g} s and was stopped") from None
+            task = "checking the model" if self._file is None else "inspecting the file"
+            raise InvalidRequest(f"{task} took longer than {wall_s:g} s and was stopped") from None
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -102,33 +105,40 @@ class ModelCommand:
 
     def for_client(self, text: str) -> str:
         """The command's message with query parameters instead of flags, and without paths of the gateway."""
-        text = text.replace(str(self._file), "the file")
+        if self._file is not None:
+            text = text.replace(str(self._file), "the file")
         text = text.replace(str(self._uploads.home), "PENSTOCK_HOME")
         text = text.replace("--name", "the name in the path").replace("--replace", "replace=1")
         return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 
     def failure(self, result: CommandResult) -> str:
-        """The command's message for a usage error; otherwise how the process ended."""
+        """The command's own message, if it has one; otherwise how the process ended."""
         code, lines = result.code, result.stderr.strip().splitlines()
-        if code == 2 and lines:
+        if lines and (code == 2 or (code == 1 and lines[-1].startswith("penstock: "))):
             return lines[-1].removeprefix("penstock: ").removeprefix("Error: ")
         log.warning("the process that reads a model died", model=self._model, code=code, last="".join(lines[-1:]))
-        limits, size_bytes = self._options.limits, self._file.stat().st_size
+        limits, size_bytes = self._options.limits, self._size_bytes()
         memory = f"{(limits.memory_bytes + 8 * size_bytes) // _MIB} MiB of memory and {limits.cpu_s} s of CPU time"
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return f"the process that inspects it {how}; it may use {memory}"
+        task = "checks" if self._file is None else "inspects"
+        return f"the process that {task} it {how}; it may use {memory}"
+
+    def _size_bytes(self) -> int:
+        return 0 if self._file is None else self._file.stat().st_size
 
     def _arguments(self, verb: str, flags: Sequence[str]) -> list[str]:
-        options, limits, size_bytes = self._options, self._options.limits, self._file.stat().st_size
+        options, limits, size_bytes = self._options, self._options.limits, self._size_bytes()
         numbers = (os.getpid(), limits.memory_bytes + 8 * size_bytes, limits.cpu_s, limits.file_bytes + 2 * size_bytes)
         code = ["--allow-model-code"] * options.allows_code
-        return [*options.command, *map(str, numbers), verb, *flags, *code, "--json", str(self._file)]
+        target = [*code, "--json", str(self._file)] if self._file is not None else ["--json", "--", self._model]
+        return [*options.command, *map(str, numbers), verb, *flags, *target]
 
-    def _environment(self, scratch: Path) -> dict[str, str]:
+    def _environment(self, scratch: Path, api_key: str) -> dict[str, str]:
         inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
         repositories = os.pathsep.join(map(str, self._uploads.repositories))
         own = {"PENSTOCK_MODEL_REPOSITORY": repositories, "PENSTOCK_HOME": str(self._uploads.home)}
-        return inherited | own | {"HOME": str(scratch), "TMPDIR": str(scratch)}
+        key = {"PENSTOCK_API_KEY": api_key} if api_key else {}  # `ps` does not show the environment to other users
+        return inherited | own | key | {"HOME": str(scratch), "TMPDIR": str(scratch)}
 
     def _remove_staged(self) -> None:
         """Removes the staging folder of the killed process, unless a command writes the same model now."""

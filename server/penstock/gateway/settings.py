@@ -267,8 +267,8 @@ class Settings(BaseSettings):
 
     @property
     def repositories(self) -> tuple[Path, ...]:
-        """Shipped (or given) repositories, then the one that `penstock models pull` fills."""
-        return (*(path.expanduser() for path in self.model_repository), self.home_path / "models")
+        """Shipped (or given) repositories, then the one that `penstock models pull` fills; each once."""
+        return tuple(dict.fromkeys((*(path.expanduser() for path in self.model_repository), self.home_path / "models")))
 
     @property
     def decoder_count(self) -> int:

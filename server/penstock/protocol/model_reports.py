@@ -93,6 +93,21 @@ class TrafficReport(msgspec.Struct, frozen=True):
     p99_ms: float | None
 
 
+class ModelCheck(msgspec.Struct, frozen=True):
+    """Whether a model gives the answers that it should.
+
+    verdict: ok, differs, cannot run, or not judged if there is nothing to compare with. compared_with: golden.json,
+    golden.jpg, ONNX Runtime. reasons: why the verdict is not ok. notes: what else is worth knowing.
+    """
+
+    name: str
+    verdict: str
+    compared_with: list[str] = []
+    reasons: list[str] = []
+    notes: list[str] = []
+    took_s: float = 0.0
+
+
 class ModelReport(msgspec.Struct, frozen=True):
     """A model. state: ready, loading, unavailable or not loaded. reason: why it is not ready.
 

@@ -10,6 +10,7 @@ const POLL_MS = 2000;
 const OVER_S = 10; // figures over the last seconds
 const MAX_POINTS = 300;
 const LOAD_MS = 300_000; // a model is tried before it serves
+const CHECK_KINDS = {ok: "good", differs: "bad", "cannot run": "bad", "not judged": "warn"};
 const SHOWN_LABELS = 200;
 const VERSION_KINDS = {READY: "good", LOADING: "warn", UNAVAILABLE: "bad"};
 const RESIZES = {stretch: "stretched", pad_right_bottom: "padded at the right and the bottom", pad_symmetric: "padded at all sides", keep: "own size", crop: "cropped to the center", fit_height: "fitted in height"};
@@ -32,6 +33,9 @@ export async function detail(root, name, {go}) {
 
   const tryIt = h("a", {class: "button primary", href: tryPageOf(name)}, "Try it");
   const load = button("Load", () => act("loading", () => gateway.post(`/v2/repository/models/${encodeURIComponent(name)}/load`, {json: {}, timeoutMs: LOAD_MS}), `${name} is loaded.`));
+  const check = button("Check", () => act("checking", async () => {
+    showCheck(await gateway.post(`${pathOf(name)}/check`, {timeoutMs: LOAD_MS}));
+  }));
   const unload = button("Unload", () => ask(`Unload ${name}?`, "Requests to it fail until it is loaded again.", "Unload", async () => {
     await gateway.post(`/v2/repository/models/${encodeURIComponent(name)}/unload`, {json: {}});
     toast(`${name} is unloaded.`, "good");
@@ -44,18 +48,18 @@ export async function detail(root, name, {go}) {
   }), {kind: "danger"});
   root.append(
     h("p", {}, h("a", {href: "/models"}, "All models")),
-    pageHead(name, tryIt, load, unload, remove),
+    pageHead(name, tryIt, check, load, unload, remove),
     h("div", {class: "stream-state"}, state, reason), note, fault.element, charts,
     h("div", {class: "model-cards"}, facts, h("section", {class: "card"}, h("h3", {}, "Versions"), versions.element)), labels,
   );
   const title = root.querySelector("h1");
 
-  async function act(verb, work, done) {
+  async function act(verb, work, done = "") {
     working = verb;
     arrange();
     try {
       await work();
-      toast(done, "good");
+      if (done) toast(done, "good");
     } catch (error) {
       toast(error.message, "bad");
     }
@@ -74,10 +78,11 @@ export async function detail(root, name, {go}) {
     reason.classList.toggle("fault", model.state !== "not loaded");
     tryIt.hidden = !isReady || model.card === null;
     load.textContent = isReady ? "Load again" : "Load";
-    load.disabled = unload.disabled = remove.disabled = Boolean(working) || !isAdmin;
+    check.hidden = !isReady;
+    check.disabled = load.disabled = unload.disabled = remove.disabled = Boolean(working) || !isAdmin;
     unload.hidden = model.state === "not loaded";
     remove.hidden = !model.is_removable;
-    note.textContent = isAdmin ? "" : `Load, unload and remove need the role admin; this key has ${who.roles.join(", ") || "none"}.`;
+    note.textContent = isAdmin ? "" : `Check, load, unload and remove need the role admin; this key has ${who.roles.join(", ") || "none"}.`;
   }
   function record(found) {
     const last = history.at(-1);
@@ -117,6 +122,15 @@ export async function detail(root, name, {go}) {
 function put(parent, children) {
   const next = replace(parent.cloneNode(), children);
   if (!parent.isEqualNode(next)) parent.replaceChildren(...next.childNodes);
+}
+
+/** A dialog with what a check found. */
+function showCheck({name, verdict, compared_with: compared, reasons, notes, took_s: tookS}) {
+  const words = compared.length ? `compared with ${compared.join(", ")} in ${shown(tookS, "s")}` : "nothing to compare with";
+  dialog(`Check of ${name}`, [
+    h("p", {}, badge(verdict, CHECK_KINDS[verdict] ?? ""), ` ${words}`),
+    h("ul", {class: "plain"}, [...reasons, ...notes].map(text => h("li", {}, text))),
+  ]);
 }
 
 function versionTable() {

@@ -22,6 +22,7 @@ from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.load.service import LoadTests
 from penstock.gateway.metrics import Metrics, note_refused
 from penstock.gateway.model_adder import ModelAdder
+from penstock.gateway.model_check import ModelChecker
 from penstock.gateway.rest import identity, load, model_reports, models, openapi, shared_memory, streaming, system
 from penstock.gateway.rest.add_model import add_router
 from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
@@ -239,13 +240,14 @@ def _announces_body(scope: Scope) -> bool:
 class CoreServices:
     """Services of the process with the engine; workers have none. adder: adds models. system, models: reports.
 
-    load: load tests.
+    load: load tests. checker: checks models.
     """
 
     adder: ModelAdder | None = None
     system: SystemReports | None = None
     models: ModelReports | None = None
     load: LoadTests | None = None
+    checker: ModelChecker | None = None
 
 
 def create_app(
@@ -299,14 +301,15 @@ def _add_routes(app: FastAPI, core_route: CoreRoute | None, adder: ModelAdder | 
     others = [models.models, models.repository, models.settings, shared_memory.router, streaming.router, openapi.router]
     others += [system.router, model_reports.router]
     if core_route is None:
-        served += [*others, load.router]
+        served += [*others, load.router, model_reports.checks]
     else:
         if core_route.has_engine:
             served.remove(image)
             others.append(image)
         routes = chain.from_iterable(router.routes for router in others)
         forwarder = HttpForwarder(core_route.core, limits, record)
-        served += [forwarded(routes, forwarder), forwarded(load.router.routes, load.with_client_key(forwarder))]
+        with_key = chain(load.router.routes, model_reports.checks.routes)
+        served += [forwarded(routes, forwarder), forwarded(with_key, load.with_client_key(forwarder))]
     app.router.routes += chain.from_iterable(router.routes for router in served)
 
 

@@ -87,7 +87,7 @@ async def start_load_run(request: Request) -> Response:
         wanted = _REQUEST.decode(body)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the body is not a load test run: {error}") from error
-    return json_response(await tests.start(wanted, caller_of(request), _credential(request)), 201)
+    return json_response(await tests.start(wanted, caller_of(request), credential_of(request)), 201)
 
 
 @operation(
@@ -170,7 +170,7 @@ async def compare_load_runs(request: Request) -> Response:
 
 
 def with_client_key(forwarder: HttpForwarder) -> HttpForwarder:
-    """A worker's forwarder that also sends the client's API key to the core, which passes it to the run."""
+    """A worker's forwarder that also sends the client's API key to the core, which passes it to a process."""
     return _KeyForwarder(forwarder)
 
 
@@ -185,7 +185,7 @@ class _KeyForwarder(HttpForwarder):
         return await self._forwarder(request)
 
 
-def _credential(request: Request) -> str:
+def credential_of(request: Request) -> str:
     """The client's API key or token; "" for none. The core gets it from the worker that authenticated the client."""
     if request.app.state.takes_workers:
         return first_header(request.scope, KEY_HEADER).decode("latin-1")

@@ -1,4 +1,4 @@
-"""GET /v1/models: state, card, batches and traffic of models. DELETE removes a model that was added."""
+"""GET /v1/models: state, card, batches and traffic of models. DELETE removes a model that was added; …/check checks."""
 
 from functools import partial
 from urllib.parse import unquote
@@ -8,19 +8,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.gateway.model_adder import ModelAdder
+from penstock.gateway.model_check import ModelChecker
 from penstock.gateway.request_counts import RequestHistory
 from penstock.gateway.rest.image_query import query_pairs
-from penstock.gateway.rest.openapi import ERRORS, JSON, operation, parameter, reference
+from penstock.gateway.rest.load import credential_of
+from penstock.gateway.rest.openapi import ERRORS, JSON, errors, operation, parameter, reference
 from penstock.gateway.rest.request import run_until_disconnect
 from penstock.gateway.rest.responses import json_response
 from penstock.gateway.rest.routes import HotRoute, caller_of
 from penstock.gateway.system.model_reports import ModelReports
-from penstock.protocol.errors import InvalidRequest, ModelNotFound
+from penstock.protocol.errors import InvalidRequest, ModelNotFound, NotSupported
 from penstock.protocol.identity import Role
-from penstock.protocol.model_reports import ModelReport, ModelsReport
+from penstock.protocol.model_reports import ModelCheck, ModelReport, ModelsReport
 from penstock.protocol.request_checks import quoted
 
 router = APIRouter(route_class=HotRoute, tags=["models"], responses=ERRORS)
+checks = APIRouter(route_class=HotRoute, tags=["models"], responses=ERRORS)  # a worker also sends the client's key
 MODELS, MODEL = "/v1/models", "/v1/models/{model}"
 _OVER_S = parameter(
     "query",
@@ -81,6 +84,30 @@ async def remove_model(request: Request) -> Response:
         raise ModelNotFound(f"no model {quoted(name)} was added or pulled; only such models can be removed")
     await request.app.state.plane.remove_model(name, caller_of(request), partial(adder.uploads.remove, name))
     return Response(status_code=204)
+
+
+@operation(
+    checks,
+    "POST",
+    f"{MODEL}/check",
+    role=Role.ADMIN,
+    response_class=Response,
+    responses={200: {"content": {JSON: {"schema": reference(ModelCheck)}}}, **errors(409, 507)},
+)
+async def check_model(request: Request) -> Response:
+    """Check a model's answers.
+
+    As `penstock models check`: a process sends a known input through this gateway with the client's key, which also
+    needs the roles infer and read. It compares the answer with golden.json, and with ONNX Runtime on the file. One at a
+    time.
+    """
+    name = _name(request)
+    await _reports(request).one(name)  # 404 for an unknown one
+    checker: ModelChecker | None = request.app.state.services.checker
+    if checker is None:
+        raise NotSupported("this gateway checks no models; run `penstock models check` on its machine")
+    work = checker.check(name, caller_of(request), credential_of(request))
+    return json_response(await run_until_disconnect(request.scope, request.receive, work))
 
 
 def _reports(request: Request) -> ModelReports:

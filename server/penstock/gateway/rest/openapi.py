@@ -41,7 +41,7 @@ from penstock.protocol.load_reports import (
     LoadScenarios,
 )
 from penstock.protocol.model_addition import InspectedModel, ModelAdded
-from penstock.protocol.model_reports import ModelReport, ModelsReport
+from penstock.protocol.model_reports import ModelCheck, ModelReport, ModelsReport
 from penstock.protocol.system_reports import AuditReport, FindingsReport, LogReport, SettingsReport, SystemReport
 
 Json = dict[str, Any]
@@ -127,6 +127,7 @@ _STRUCTS = (  # what the gateway itself encodes
     InspectedModel,
     ModelAdded,
     ModelBatchReport,
+    ModelCheck,
     ModelReport,
     ModelsReport,
     schemas.ServerMetadata,

@@ -42,7 +42,9 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 
 
 CALLER = "penstock.caller"  # key in a scope: who is admitted
-CREDENTIAL = "penstock.credential"  # key in a scope: the key or token of an admitted client, for its load tests only
+CREDENTIAL = (
+    "penstock.credential"  # key in a scope: the key or token of an admitted client, for its load tests and checks only
+)
 QUOTAS = "penstock.quotas"  # key in a scope: the RateLimiter that counts the body of an admitted request
 CLIENT_CERTIFICATE = "penstock.client_certificate"  # key in a scope: the subject of the connection's client certificate
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
