@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock_video.api.calls import Calls, Refusal
 from penstock_video.api.event_models import (
@@ -140,26 +141,40 @@ async def _export(
     store: _Store, query: EventExport, encode: "Callable[..., Iterator[bytes]]", media: str, name: str
 ) -> Response:
     """A file in parts, each read and encoded by a call of its own."""
-    if store.exports >= MAX_EXPORTS:
-        raise Refusal(503, f"{store.exports} exports are running (limit {MAX_EXPORTS}); retry")
     reader = store.archive.reader
     rows = pages(reader.events, query.filter(query.limit), lambda one: (one.unix_s, one.id))
     parts = encode(EVENT_COLUMNS, rows)
-    begin = [part for part in [await store.calls.run(lambda: next(parts, b"")) for _ in range(2)] if part]
+    if store.exports >= MAX_EXPORTS:
+        raise Refusal(503, f"{store.exports} exports are running (limit {MAX_EXPORTS}); retry")
+    store.exports += 1
+    try:
+        begin = [part for part in [await store.calls.run(lambda: next(parts, b"")) for _ in range(2)] if part]
+    except BaseException:
+        store.exports -= 1
+        raise
 
     async def content() -> AsyncIterator[bytes]:
-        store.exports += 1
-        try:
-            for part in begin:
-                yield part
-            while part := await store.calls.run(lambda: next(parts, b"")):
-                yield part
-        finally:
-            store.exports -= 1
+        for part in begin:
+            yield part
+        while part := await store.calls.run(lambda: next(parts, b"")):
+            yield part
 
-    return StreamingResponse(
-        content(), media_type=media, headers={"content-disposition": f'attachment; filename="{name}"'}
-    )
+    return _Export(store, content(), media, name)
+
+
+class _Export(StreamingResponse):
+    """A file on its way to the client. Counts as running until its end, also if the client leaves before its begin."""
+
+    def __init__(self, store: _Store, content: AsyncIterator[bytes], media: str, name: str) -> None:
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        super().__init__(content, media_type=media, headers=headers)
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._store.exports -= 1
 
 
 async def _span(

@@ -11,7 +11,7 @@ from penstock_video.sinks.schemas import iso_time
 from penstock_video.store.records import Box, Occupancy, StoredEvent, StoredTrack
 
 PARQUET_ADVICE = "Parquet needs pyarrow: pip install 'penstock[parquet]'"
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # full-width signs
 T = TypeVar("T")
 Cell = str | int | float | None
 

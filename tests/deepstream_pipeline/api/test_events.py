@@ -4,14 +4,18 @@ import csv
 import io
 import os
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow.parquet
 import pytest
 
+from penstock_video.api import events
 from penstock_video.api.options import ApiOptions
 from penstock_video.api.server import ApiServer
 from penstock_video.interfaces import SourceStatistics
@@ -190,13 +194,15 @@ def test_csv_has_every_event_and_is_safe_in_a_spreadsheet(site: Site, tmp_path: 
     assert (rows[1]["rule"], rows[1]["direction"], rows[1]["x2"], rows[0]["x2"]) == ("door", "in", "30.0", "")
     store = a_store(tmp_path)
     store.write(result_with(0, replace(crossed(0), rule='=HYPERLINK("http://evil")')))
+    store.write(result_with(1, replace(crossed(1), rule="\uff1d1+1")))
     store.close()
     archive = EventArchive(EventReader(tmp_path), None, str)
     server = ApiServer(site.pipeline, site.pipeline, VideoMetrics(), ApiOptions(port=0), archive)
     server.start()
-    (row,) = csv.DictReader(io.StringIO(ask(server.url, "GET", "/v1/events.csv").body.decode()))
+    full_width, row = csv.DictReader(io.StringIO(ask(server.url, "GET", "/v1/events.csv").body.decode()))
     server.stop(2.0)
     assert row["rule"] == '\'=HYPERLINK("http://evil")'
+    assert full_width["rule"] == "'\uff1d1+1"
 
 
 def test_parquet_has_the_same_rows_with_types(site: Site) -> None:
@@ -265,3 +271,22 @@ def test_openapi_has_every_route_of_the_store(site: Site) -> None:
     assert len(names) == 10
     listed = {one["name"] for one in paths["/v1/events"]["get"]["parameters"]}
     assert listed == {"source_id", "rule", "kind", "label", "since", "until", "limit", "after"}
+
+
+def test_exports_that_begin_together_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two run, and the others get 503 at once; afterwards there is room again."""
+    is_free = threading.Event()
+
+    def waiting(*_: object) -> Iterator[list[object]]:
+        assert is_free.wait(20.0)
+        yield []
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(5) as clients:
+        patched.setattr(events, "pages", waiting)
+        asked = [clients.submit(site.get, "/v1/events.csv") for _ in range(5)]
+        refused = list(islice(as_completed(asked, timeout=8.0), 3))
+        is_free.set()
+        assert [one.result().status for one in refused] == [503] * 3
+        assert "limit 2" in refused[0].result().error
+        assert [one.result().status for one in asked if one not in refused] == [200, 200]
+    assert site.get("/v1/events.csv").status == 200
