@@ -9,6 +9,7 @@ from onnx import TensorProto
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Limits, Verdict, inspect_file
 from tests.models.inspect.made_models import constant_model, inspected, numbers, ultralytics
+from tests.support import made_networks
 
 
 def test_a_file_of_ultralytics_is_recognised_by_its_metadata(tmp_path: Path) -> None:
@@ -140,3 +141,9 @@ def test_skeleton_that_is_given_is_in_the_card_or_a_warning(tmp_path: Path, shap
     found = inspect_file(path, hints).recognition
     assert found.parameters.get("skeleton", "") == ("0-1;1-2" if shape else "")
     assert any("no keypoints" in warning for warning in found.warnings) is not bool(shape)
+
+
+def test_reason_names_the_flag_of_a_question_without_choices(tmp_path: Path) -> None:
+    """The sentence ends with the flag, not with a space where values would be."""
+    found = inspect_file(made_networks.yolox(tmp_path / "yolox.onnx"))
+    assert found.reason.endswith("this layout does not decode them; use --layout")

@@ -74,7 +74,7 @@ def _verdict(recognition: Recognition, trial: Trial) -> tuple[Verdict, str]:
         return Verdict.UNSERVABLE, "; ".join(recognition.warnings) or "its layout is not known"
     if open_questions:
         first = open_questions[0]
-        choices = f" {' or '.join(first.choices)}" if len(first.choices) <= _MOST_CHOICES else ""
+        choices = f" {' or '.join(first.choices)}" if 0 < len(first.choices) <= _MOST_CHOICES else ""
         return Verdict.AMBIGUOUS, f"{first.ambiguous}; use {first.flag}{choices}"
     if trial.failure:
         return Verdict.UNSERVABLE, f"the trial run failed: {trial.failure}"
