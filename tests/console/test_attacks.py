@@ -10,7 +10,7 @@ from aiohttp import web
 
 from penstock.console import proxy
 from penstock.console.sessions import COOKIE
-from tests.console.harness import KEY, served_console
+from tests.console.harness import KEY, FakeGateway, served_console
 from tests.support.waiting import until
 
 FORWARDED = "/gateway/v2/models/x"
@@ -142,6 +142,23 @@ async def test_endless_answer_waits_for_its_reader() -> None:
         assert sent < 64 << 20  # the buffers of four sockets
         writer.close()
         await until(lambda: browser.proxy.call_count == 0)
+
+
+async def test_endless_body_ends_with_the_refusal_of_the_api() -> None:
+    """The API answers before the end of the body: the console closes the connection, and reads no more."""
+
+    class Refusing(FakeGateway):
+        async def answer(self, _: web.Request) -> web.StreamResponse:
+            return web.json_response({"error": "too large"}, status=413)
+
+    async with served_console(Refusing()) as browser:
+        head = "Content-Type: application/json\nTransfer-Encoding: chunked"
+        for path in (FORWARDED, "/gateway/no-api", "/no-page"):
+            reader, writer = await browser.send(f"POST {path} HTTP/1.1\nHost: {{host}}\n{head}", b"3\r\nabc\r\n")
+            answer = await asyncio.wait_for(reader.read(), 10)
+            assert answer.split()[1] in (b"413", b"404", b"405")
+            assert b"connection: close" in answer.lower()
+            writer.close()
 
 
 async def test_login_whose_body_does_not_arrive_ends() -> None:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.console.pages import INDEX, SECURITY_HEADERS, StaticFile
 from penstock.console.proxy import Forwarded, Proxy, Upstream, error_response
 from penstock.console.sessions import COOKIE, IDLE_S, Sessions
+from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
 from penstock.logs import get_logger
 from penstock.port_policy import BrowserPolicy
 from penstock.protocol.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMedia
@@ -71,6 +72,9 @@ class ConsoleApp:
         except Exception:
             log.exception("request failed", method=scope["method"], path=scope["path"][:200])
             response = error_response(500, "internal error in the console; `penstock logs` shows the cause")
+        served: ServedRequest = scope[SERVED_REQUEST]
+        if not served.has_whole_body:  # a refusal: on an open connection the rest, however long, would be read
+            response.headers["connection"] = "close"
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
