@@ -56,7 +56,7 @@ WRONG_WORDS = {
     "run overload --targets quick.toml": "quick.toml",
     "knee quick.toml --precision 0": "--precision 0",
     "knee quick.toml --start inf": "--start inf",
-    "targets steady": "no target speaks of 'steady'",
+    "targets steady": "no target applies to 'steady'",
     "locust image-stedy": "did you mean image-steady",
 }
 

@@ -85,9 +85,9 @@ def test_running_program_gives_the_same_lines_as_its_folder(out: Path, url: str)
 
 
 REFUSED = {
-    ("/nowhere",): "no events are stored in /nowhere: name the folder that a run had as --out or --events-folder",
-    ("--url", "http://127.0.0.1:9"): "http://127.0.0.1:9: no usable answer (NewConnectionError)",
-    ("--url", "127.0.0.1:8010"): "an address such as http://127.0.0.1:8010 is needed",
+    ("/nowhere",): "no events are stored in /nowhere: give the folder of a run's --out or --events-folder",
+    ("--url", "http://127.0.0.1:9"): "http://127.0.0.1:9: no valid response (NewConnectionError)",
+    ("--url", "127.0.0.1:8010"): "give a URL such as http://127.0.0.1:8010",
     ("--url", "http://127.0.0.1:9", "--what", "counts"): "counts are read from a folder",
 }
 

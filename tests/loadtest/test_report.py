@@ -151,8 +151,8 @@ def test_complaints_stand_before_everything_else() -> None:
     complaints = ("the load generator was the bottleneck",)
     run = changed(make_run(), phases=(), verdicts=(verdict(State.PASS),), complaints=complaints)
     for text in (render_html(run), render_markdown(run)):
-        assert text.index("the load generator was the bottleneck.") < text.index("FAIL: nothing in this run counts")
-        assert text.index("FAIL: nothing in this run counts") < text.index("20.1 ms")
+        assert text.index("the load generator was the bottleneck.") < text.index("FAIL: the run is invalid")
+        assert text.index("FAIL: the run is invalid") < text.index("20.1 ms")
 
 
 def test_html_and_markdown_say_the_same() -> None:

@@ -33,8 +33,8 @@ def test_headline_says_verdict_rate_and_p99_against_the_slo() -> None:
     [
         ((State.PASS, State.FAIL), (), "FAIL: latency that 99 % kept: 20.1 ms, at most 250 ms; 1 of 2 targets missed"),
         ((State.NOT_COMPARABLE,), (), "NO VERDICT: no target could be judged (1 not comparable); "),
-        ((State.PASS,), ("its core was full",), "FAIL: nothing in this run counts: its core was full"),
-        ((), (), "NO VERDICT: no target speaks of this scenario; "),
+        ((State.PASS,), ("its core was full",), "FAIL: the run is invalid: its core was full"),
+        ((), (), "NO VERDICT: no target applies to this scenario; "),
     ],
 )
 def test_headline_never_passes_what_did_not(

@@ -51,7 +51,7 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
     keys = _mapping(section, where, (*_SECTION, *known_kinds()))
     width, height = (_size(keys.get(key, 0), f"{where}.{key}") for key in _SECTION[:2])
     if bool(width) != bool(height):
-        raise refused(where, {"config-width": width, "config-height": height}, "give both, or none")
+        raise refused(where, {"config-width": width, "config-height": height}, "give both or neither")
     reading = Reading(width, height, tuple(labels))
     ground = _ground(keys.get("ground"), f"{where}.ground", reading)
     found: dict[str, tuple[Any, ...]] = {}
@@ -86,14 +86,14 @@ def _ground(value: object, where: str, reading: Reading) -> Ground | None:
 
 
 def _refuse_equal_names(kind: str, rules: Sequence[Any], at: str) -> None:
-    """Refuses a rule whose name, or whose counter's (Door.in), is another rule's."""
+    """Rejects a rule if another rule of its kind has its name or the name of its counter (Door.in)."""
     taken: set[str] = set()
     for place, rule in enumerate(rules):
         counters = {rule.name}
         if isinstance(rule, LineCrossing) and rule.direction is None:
             counters |= {counter_name(rule.name, way) for way in CrossingDirection}
         if counters & taken:
-            fix = f"another rule of {kind} has that name, or a counter of that name; names tell them apart"
+            fix = f"another rule of {kind} has that name, or a counter of that name; choose another name"
             raise refused(f"{at}[{place}].name", rule.name, fix)
         taken |= counters
 
@@ -163,7 +163,7 @@ def _refuse_unfit_direction(line: Segment, direction: Segment, where: str) -> No
     if is_relative(line) != is_relative(direction):
         raise refused(where, direction, "line and direction are either both in pixels, or both from 0 to 1")
     if _is_parallel(line, direction):
-        raise refused(where, direction, "the direction runs along the line; nothing can cross it that way")
+        raise refused(where, direction, "the direction is parallel to the line; give one that crosses it")
 
 
 def _is_parallel(line: Segment, direction: Segment) -> bool:

@@ -1,15 +1,15 @@
-"""From pixels to metres on the ground, and the speed of objects there. Sans-IO."""
+"""Maps pixels to metres on the ground, and computes the speed of objects. Sans-IO."""
 
 import numpy as np
 
 from penstock_video.analytics.rules import Ground
 from penstock_video.analytics.scene import Array, Scale, Trail, scaled
 
-LEAST_S = 0.5  # a shorter trail gives no speed
+LEAST_S = 0.5  # minimum duration of a trail for a speed
 
 
 class GroundPlane:
-    """The ground that a source shows. Points above its horizon have no place on it."""
+    """The ground plane of a source. Points above the horizon are not on it."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -26,8 +26,8 @@ class GroundPlane:
         self._side = float(np.sign((pixels.mean(axis=0) @ self._to_metres[2, :2]) + self._to_metres[2, 2]))
 
     def speed_mps(self, trail: Trail) -> float | None:
-        """Speed of an object in metres a second: the slope of a line through its places of the last second, which
-        trembling changes little. None for a trail of less than LEAST_S, or one that leaves the ground."""
+        """Speed of an object in m/s: the slope of a line fitted to its positions of the last second, which is robust to
+        jitter. None for a trail shorter than LEAST_S or outside the ground plane."""
         steps = np.array(trail)
         times = steps[:, 0] - steps[:, 0].mean()
         if steps[-1, 0] - steps[0, 0] < LEAST_S:
@@ -40,7 +40,7 @@ class GroundPlane:
 
 
 def _homography(pixels: Array, metres: Array) -> Array:
-    """The (3, 3) matrix that maps four points to four, no three of them on a line."""
+    """The (3, 3) homography that maps four points to four; no three of them on a line."""
     rows = []
     for (x, y), (east, north) in zip(pixels, metres, strict=True):
         rows += [[x, y, 1, 0, 0, 0, -east * x, -east * y], [0, 0, 0, x, y, 1, -north * x, -north * y]]

@@ -1,4 +1,4 @@
-"""Bodies of the event store's routes."""
+"""Response bodies of the event store's routes."""
 
 from typing import Self
 
@@ -9,7 +9,7 @@ from penstock_video.store.records import Occupancy, StoredEvent, StoredTrack
 
 
 class Event(BaseModel):
-    """An event. snapshot, clip: paths of this API, or null. clip_offset_s: when it happens in the clip."""
+    """An event. snapshot, clip: paths of this API, or null. clip_offset_s: position of the event in the clip."""
 
     id: int
     time: str
@@ -48,7 +48,7 @@ class Event(BaseModel):
 
 
 class Events(BaseModel):
-    """Events, the newest first. next: `after` of the next page; null at the end. alarm: why none are stored now."""
+    """Events, newest first. next: `after` of the next page, or null. alarm: why events are not stored at present."""
 
     events: list[Event]
     next: str | None
@@ -56,8 +56,9 @@ class Events(BaseModel):
 
 
 class TrackedObject(BaseModel):
-    """A tracked object. score, xyxy: of its best moment. zones: rules that held for it. path: positions of its foot, as
-    shares of the picture's size. event_id: its newest event. snapshot: that event's, a path of this API, or null."""
+    """A tracked object. score, xyxy: of the detection with the highest score. zones: rules that matched it. path:
+    relative positions of its foot, from 0 to 1. event_id: its newest event. snapshot: path of that event's snapshot in
+    this API, or null."""
 
     id: int
     source_id: str
@@ -95,14 +96,14 @@ class TrackedObject(BaseModel):
 
 
 class TrackedObjects(BaseModel):
-    """Tracks, those that began last first. next: `after` of the next page; null at the end."""
+    """Tracks, latest start first. next: `after` of the next page, or null."""
 
     tracks: list[TrackedObject]
     next: str | None
 
 
 class OccupancyPoint(BaseModel):
-    """A rule's numbers from `time` on, for a step. mean, most: objects at once. entered, left: events by direction."""
+    """Counts of a rule for one step from `time`. mean, most: objects at once. entered, left: events by direction."""
 
     time: str
     mean: float
@@ -121,8 +122,8 @@ class OccupancyPoint(BaseModel):
 
 
 class OccupancySeries(BaseModel):
-    """The points of one rule; steps without objects and events are left out. kind `objects`: the whole picture, with
-    the class as rule."""
+    """The points of one rule; steps without objects and events are omitted. kind `objects`: the whole frame, with the
+    class as rule."""
 
     kind: str
     rule: str
@@ -142,7 +143,7 @@ class OccupancyAnswer(BaseModel):
 
 
 class HeatAnswer(BaseModel):
-    """seconds: rows of a grid over the whole picture, from the top left: how long feet were in each cell."""
+    """seconds: rows of a grid over the whole frame, from the top left: seconds with an object's foot in each cell."""
 
     source_id: str
     since: str
@@ -153,8 +154,8 @@ class HeatAnswer(BaseModel):
 
 
 class RuleCounter(BaseModel):
-    """A rule's events, by direction, and objects for which it holds now (null if it only counts events, or the source
-    does not run)."""
+    """Event counts of a rule, by direction, and the objects that match it now (null if it only counts events, or the
+    source is not running)."""
 
     kind: str
     rule: str

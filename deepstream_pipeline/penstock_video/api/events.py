@@ -32,8 +32,8 @@ from penstock_video.store.reader import EventArchive, pages
 from penstock_video.store.records import GRID_HEIGHT, GRID_WIDTH, RuleCount, SourceTimes, StoredEvent
 from penstock_video.types import AnalyticsKind
 
-MAX_EXPORTS = 2  # at the same time
-MAX_POINTS = 1_500  # of a series
+MAX_EXPORTS = 2  # concurrent
+MAX_POINTS = 1_500  # per series
 STEPS_S = (60, 300, 900, 3600, 21_600, 86_400)
 _DAY_S = 86_400.0
 _OFF = "this run stores no events; start it without `--events off`"
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class _Store:
-    """The archive, or 409 for every call."""
+    """The archive; every call is 409 if there is none."""
 
     def __init__(self, archive: EventArchive | None, calls: Calls) -> None:
         self._archive, self.calls = archive, calls
@@ -59,7 +59,7 @@ class _Store:
         return self._archive
 
     async def ask(self, question: Callable[[EventArchive], T]) -> T:
-        """The reader's answer."""
+        """Runs a read in a thread and returns its result."""
         archive = self.archive
         return await self.calls.run(lambda: question(archive))
 
@@ -72,17 +72,17 @@ class _Store:
 
 
 def events_router(archive: EventArchive | None, calls: Calls) -> APIRouter:
-    """/v1/events and /v1/tracks. calls: of their own."""
+    """/v1/events and /v1/tracks. calls: a separate limit for these routes."""
     router, store = APIRouter(prefix="/v1", tags=["events"]), _Store(archive, calls)
 
-    @router.get("/events", summary="Events, the newest first.")
+    @router.get("/events", summary="Events, newest first.")
     async def list_events(query: Annotated[EventQuery, Query()]) -> Events:
         found = await store.ask(lambda archive: archive.reader.events(query.filter(query.limit, query.after)))
         is_last = len(found) < query.limit
         after = None if is_last else cursor(found[-1].unix_s, found[-1].id)
         return Events(events=[Event.of(one) for one in found], next=after, alarm=store.archive.alarm())
 
-    @router.get("/events.csv", response_class=Response, responses=_CSV, summary="Events as CSV, the newest first.")
+    @router.get("/events.csv", response_class=Response, responses=_CSV, summary="Events as CSV, newest first.")
     async def events_csv(query: Annotated[EventExport, Query()]) -> Response:
         return await _export(store, query, csv_parts, "text/csv; charset=utf-8", "events.csv")
 
@@ -92,7 +92,7 @@ def events_router(archive: EventArchive | None, calls: Calls) -> APIRouter:
             raise Refusal(501, PARQUET_ADVICE)
         return await _export(store, query, parquet_parts, "application/vnd.apache.parquet", "events.parquet")
 
-    @router.get("/tracks", summary="Tracked objects, those that began last first.")
+    @router.get("/tracks", summary="Tracked objects, latest start first.")
     async def list_tracks(query: Annotated[TrackQuery, Query()]) -> TrackedObjects:
         found = await store.ask(lambda archive: archive.reader.tracks(query.filter()))
         after = None if len(found) < query.limit else cursor(found[-1].first_unix_s, found[-1].id)
@@ -108,7 +108,10 @@ def _add_one_event(router: APIRouter, store: _Store) -> None:
         return Event.of(await store.event(event_id))
 
     @router.get(
-        "/events/{event_id}/snapshot.jpg", response_class=Response, responses=_JPEG, summary="The picture of its frame."
+        "/events/{event_id}/snapshot.jpg",
+        response_class=Response,
+        responses=_JPEG,
+        summary="Snapshot of the event as JPEG.",
     )
     async def read_snapshot(event_id: EventId) -> Response:
         number = (await store.event(event_id)).snapshot_id
@@ -118,7 +121,7 @@ def _add_one_event(router: APIRouter, store: _Store) -> None:
         return Response(jpeg, media_type="image/jpeg")
 
     @router.get(
-        "/events/{event_id}/clip.mp4", response_class=FileResponse, responses=_MP4, summary="The recording around it."
+        "/events/{event_id}/clip.mp4", response_class=FileResponse, responses=_MP4, summary="Clip of the event as MP4."
     )
     async def read_clip(event_id: EventId) -> Response:
         event = await store.event(event_id)
@@ -130,7 +133,7 @@ def _add_one_event(router: APIRouter, store: _Store) -> None:
         except OSError:
             raise Refusal(404, f"the recording of event {event_id} was removed") from None
         if not S_ISREG(status.st_mode):
-            raise Refusal(404, f"the recording of event {event_id} is no file")
+            raise Refusal(404, f"the recording of event {event_id} is not a file")
         return FileResponse(path, media_type="video/mp4", stat_result=status)
 
 
@@ -140,7 +143,7 @@ Encode = Callable[[Sequence[object], Iterator[Sequence[object]]], Iterator[bytes
 async def _export(
     store: _Store, query: EventExport, encode: "Callable[..., Iterator[bytes]]", media: str, name: str
 ) -> Response:
-    """A file in parts, each read and encoded by a call of its own."""
+    """Streams a file in chunks; each is read and encoded by a separate call."""
     reader = store.archive.reader
     rows = pages(reader.events, query.filter(query.limit), lambda one: (one.unix_s, one.id))
     parts = encode(EVENT_COLUMNS, rows)
@@ -193,12 +196,12 @@ async def _span(
     began = times.began_unix_s if times is not None and (is_file or from_begin) else now - _DAY_S
     since = query.since if query.since is not None else min(began, until)
     if since > until:
-        raise Refusal(400, "since is after until; exchange them")
+        raise Refusal(400, "since is after until; swap them")
     return since, until, times
 
 
 def source_router(archive: EventArchive | None, control: PipelineControl, calls: Calls) -> APIRouter:
-    """What is stored of one source, also of a removed one."""
+    """Stored data of one source, including removed sources."""
     router, store = APIRouter(prefix="/v1/streams", tags=["events"]), _Store(archive, calls)
 
     @router.get("/{source_id}/occupancy", summary="Objects and events of each rule over time.")
@@ -219,7 +222,7 @@ def source_router(archive: EventArchive | None, control: PipelineControl, calls:
             series=[OccupancySeries(kind=kind, rule=rule, points=points) for (kind, rule), points in series.items()],
         )
 
-    @router.get("/{source_id}/heatmap", summary="How long feet were where in the picture.")
+    @router.get("/{source_id}/heatmap", summary="Heat map: seconds with an object's foot in each grid cell.")
     async def heatmap(source_id: SourceId, query: Annotated[TimeRange, Query()]) -> HeatAnswer:
         since, until, _ = await _span(store, control, source_id, query, from_begin=False)
         grid = await store.ask(lambda archive: archive.reader.heat(source_id, since, until))
@@ -232,7 +235,7 @@ def source_router(archive: EventArchive | None, control: PipelineControl, calls:
             seconds=[[round(value, 2) for value in row] for row in grid.tolist()],
         )
 
-    @router.get("/{source_id}/counters", summary="Events of each rule, by direction, since its run began.")
+    @router.get("/{source_id}/counters", summary="Event counts of each rule, by direction, since the run started.")
     async def counters(source_id: SourceId, query: Annotated[TimeRange, Query()]) -> Counters:
         since, until, _ = await _span(store, control, source_id, query, from_begin=True)
         stored = await store.ask(lambda archive: archive.reader.counters(source_id, since, until))
@@ -245,7 +248,7 @@ def source_router(archive: EventArchive | None, control: PipelineControl, calls:
 
 
 def _running(control: PipelineControl, source_id: str) -> Mapping[str, int]:
-    """The counts of a running source; empty of another."""
+    """Current counts of a running source; empty for others."""
     try:
         return control.source(source_id).counts
     except UnknownSource:
@@ -253,9 +256,9 @@ def _running(control: PipelineControl, source_id: str) -> Mapping[str, int]:
 
 
 def _rule_counters(stored: Sequence[RuleCount], counts: Mapping[str, int]) -> list[RuleCounter]:
-    """Rules with events, and running ones without. counts: FrameAnalytics.counts."""
+    """Rules with events, and active rules without. counts: FrameAnalytics.counts."""
     known = {(one.kind, one.rule): one for one in stored}
-    current: dict[tuple[str, str], int | None] = dict.fromkeys(known)  # of lines and gone rules: none
+    current: dict[tuple[str, str], int | None] = dict.fromkeys(known)  # None for lines and removed rules
     for key, count in counts.items():
         kind, _, rule = key.partition("/")
         if kind == "objects" or any(key.startswith(f"{other}/") for other in counts if other != key):

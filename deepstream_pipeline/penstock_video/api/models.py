@@ -58,7 +58,7 @@ class NewStream(StreamOptions):
 
 
 class ProbeRequest(Strict):
-    """An address to try. source_id: of a source whose user and password are used if the address is shown as `***`."""
+    """A URL to test. source_id: source whose user and password are used if the URL contains `***` in their place."""
 
     uri: str = Field(min_length=1, max_length=MAX_URI_CHARACTERS)
     source_id: str | None = Field(default=None, pattern=SOURCE_ID, description=ID_FORM)
@@ -67,7 +67,7 @@ class ProbeRequest(Strict):
 
 
 class Probed(BaseModel):
-    """What an address shows. fps: 0 if unknown. duration_s: of a file. jpeg: a picture, in base64."""
+    """Video properties of a URL. fps: 0 if unknown. duration_s: for a file. jpeg: a frame, base64."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -129,7 +129,7 @@ def _checked_cursor(text: str) -> str:
 
 
 def cursor(unix_s: float, row_id: int) -> str:
-    """The opaque text from which the next page goes on."""
+    """The opaque cursor of the next page."""
     return base64.urlsafe_b64encode(_CURSOR.pack(unix_s, row_id)).decode()
 
 
@@ -155,7 +155,7 @@ class TimeRange(Strict):
 
 
 class EventFilter(TimeRange):
-    """Which events."""
+    """Filter of events."""
 
     source_id: SourceName | None = None
     rule: Name | None = None
@@ -179,13 +179,13 @@ class EventQuery(EventFilter):
 
 
 class EventExport(EventFilter):
-    """Events for a file, the newest first."""
+    """Events to export, newest first."""
 
     limit: int = Field(default=100_000, ge=1, le=MAX_EXPORT_ROWS)
 
 
 class TrackQuery(TimeRange):
-    """A page of tracks. zone: name of a rule that held for them. since, until: they were there in that time."""
+    """A page of tracks. zone: name of a rule that matched them. since, until: time range that they overlap."""
 
     source_id: SourceName | None = None
     label: Name | None = None
@@ -202,7 +202,7 @@ class TrackQuery(TimeRange):
 
 
 class SeriesQuery(TimeRange):
-    """step_s: seconds of a point, whole minutes; None for one that fits."""
+    """step_s: seconds per point, a multiple of 60; None chooses one."""
 
     step_s: int | None = Field(default=None, ge=60, le=86_400, multiple_of=60)
 
@@ -242,7 +242,7 @@ class Streams(BaseModel):
 
 
 class Added(BaseModel):
-    """The source that was added or changed. saved: whether the settings file has it."""
+    """The source that was added or changed. saved: whether it was written to the settings file."""
 
     source_id: str
     saved: Saved

@@ -178,7 +178,7 @@ class ApiOptions:
         object.__setattr__(self, "outbound", outbound)
         if not self.is_local and self.access is None:
             raise ApiRefused(
-                f"the control API on {self.host} could be asked by others to open any address; give it API keys, "
+                f"the control API on {self.host} would let any client open any address; give it API keys, "
                 "or let it listen on 127.0.0.1"
             )
 

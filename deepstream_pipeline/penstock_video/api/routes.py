@@ -52,7 +52,7 @@ def validated_source(config: SourceConfig, options: ApiOptions, *, is_remote: bo
     """
     _check_name(config)
     if HIDDEN in config.uri:
-        raise Refusal(400, f"the address has {HIDDEN} in place of a user and password; write them out")
+        raise Refusal(400, f"the address has {HIDDEN} in place of a user and password; enter them")
     kind = kind_of(config.uri)
     if kind in (UriKind.FILE, UriKind.DEVICE):
         if not options.is_local or is_remote:
@@ -156,9 +156,9 @@ def streams_router(control: PipelineControl, calls: Calls, probes: Calls, option
     async def resume_stream(source_id: SourceId) -> None:
         await calls.run(lambda: _turn(control, source_id, control.resume))
 
-    @router.post("/{source_id}/restart", status_code=204, summary="Open it anew, a file from its beginning.")
+    @router.post("/{source_id}/restart", status_code=204, summary="Restart it; a file plays from its beginning.")
     async def restart_stream(source_id: SourceId) -> None:
-        """Its rules stay, and their counts begin at 0. Stored events stay."""
+        """Its rules and stored events are kept. Its counts restart at 0."""
         await calls.run(lambda: control.restart(source_id))
 
     _add_editing(router, control, calls, options)
@@ -176,7 +176,7 @@ def _turn(control: PipelineControl, source_id: str, verb: Callable[[str], None])
 def _add_probe(router: APIRouter, control: PipelineControl, both: tuple[Calls, Calls], options: ApiOptions) -> None:
     calls, probes = both
 
-    @router.post("/probe", summary="Open an address once: what it shows, and a picture.")
+    @router.post("/probe", summary="Test a URL: returns its video properties and a frame.")
     async def probe_address(asked: ProbeRequest, is_remote: IsRemote) -> Probed:
         asked_options = StreamOptions(uri=asked.uri, is_udp=asked.is_udp, open_timeout_s=asked.open_timeout_s)
         if (source_id := asked.source_id) is not None:
@@ -189,13 +189,13 @@ def _add_probe(router: APIRouter, control: PipelineControl, both: tuple[Calls, C
 
 
 def _add_editing(router: APIRouter, control: PipelineControl, calls: Calls, options: ApiOptions) -> None:
-    @router.get("/{source_id}/options", summary="Its configuration, as PUT takes it; without user and password.")
+    @router.get("/{source_id}/options", summary="Its configuration, as PUT accepts it, without user and password.")
     async def read_options(source_id: SourceId) -> StreamOptions:
         config = await calls.run(lambda: control.config(source_id))
         values = {name: getattr(config, name) for name in StreamOptions.model_fields}
         return StreamOptions.model_validate({**values, "uri": redacted(config.uri)})
 
-    @router.put("/{source_id}", summary="Another address or other options. Its rules and their counts stay.")
+    @router.put("/{source_id}", summary="Change the URL or options. Its rules and their counts are kept.")
     async def edit_stream(source_id: SourceId, edited: StreamOptions, response: Response, is_remote: IsRemote) -> Added:
         known = await calls.run(lambda: control.config(source_id))
         config = edited_source(edited, known, options, is_remote=is_remote)
@@ -219,7 +219,7 @@ def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls:
     async def change_rules(
         source_id: SourceId, section: Annotated[dict[str, object], Body()], response: Response
     ) -> object:
-        """Points are pixels, or from 0 to 1 of the picture's width and height. Rules that stay keep their counts."""
+        """Points are pixels, or relative, from 0 to 1. Rules that do not change keep their counts."""
         change = RulesChanged(source_id, section)
         await make(calls, options, response, (change, lambda: control.set_rules(source_id, section)))
         return await calls.run(lambda: control.rules(source_id))

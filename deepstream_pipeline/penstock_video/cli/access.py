@@ -1,4 +1,4 @@
-"""Who may use the control API: keys, TLS and audit log, from the flags and the environment of `penstock video run`."""
+"""Access to the control API: keys, TLS and audit log, from flags and environment of `penstock video run`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,15 +32,17 @@ from penstock_video.settings.saving import SettingsFile
 OWN_KEY = "api-key"  # name of the key in KEY_VARIABLE
 NO_ROLE = "none"
 _NOT_IN_FILE = {"--source": "sources", "--rules": "rules", "--line": "lines", "--zone": "zones"}
-_REQUESTS, _BODY_BYTES = 256, 256 << 20  # in flight; no client comes near: connections are limited before
+_REQUESTS, _BODY_BYTES = 256, 256 << 20  # limits in flight that no client reaches: connections are limited first
 
 log = get_logger("video")
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityFlags:
-    """Flags of the control API; None if not given. anonymous: roles of clients without a key, comma-separated.
-    keys: of a stack, beside those of the environment."""
+    """Flags of the control API; None if not given.
+
+    anonymous: roles of clients without a key, comma-separated. keys: of a stack, in addition to the environment's.
+    """
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -52,7 +54,7 @@ class SecurityFlags:
 
 
 def security_of(flags: SecurityFlags, environ: Mapping[str, str]) -> ApiParts:
-    """Exit code 2, with the reason, for a file or value that cannot be used."""
+    """Ends the command with exit code 2 and the reason if a file or value is invalid."""
     try:
         return ApiParts(
             access=_access(flags, environ),
@@ -64,10 +66,10 @@ def security_of(flags: SecurityFlags, environ: Mapping[str, str]) -> ApiParts:
 
 
 def saver_of(config: Path | None, flags: Flags, environ: Mapping[str, str]) -> SettingsFile:
-    """Writes changes to the settings file. Exit code 2, with the reason, if it and the run could not agree."""
+    """Writes changes to the settings file. Ends the command with exit code 2 if flags conflict with the file."""
     given = [name for name, value in _NOT_IN_FILE.items() if getattr(flags, value)]
     if config is None or given:
-        what = f"{', '.join(given)} would be missing in it" if given else "name one"
+        what = f"{', '.join(given)} would not be in it; move it there" if given else "none is given"
         fail(f"--save-changes writes to the settings file (CONFIG.yaml), and {what}", code=2)
     try:
         return SettingsFile(config, dict(environ), flags)
@@ -76,7 +78,7 @@ def saver_of(config: Path | None, flags: Flags, environ: Mapping[str, str]) -> S
 
 
 def warn_of_short_key(settings: ApiSettings, environ: Mapping[str, str]) -> None:
-    """Logs a warning for a key that can be guessed, on an address that others reach."""
+    """Logs a warning for a short key on an address that other machines can reach."""
     key = environ.get(KEY_VARIABLE, "")
     if settings.is_enabled and 0 < len(key) < MIN_SECRET and not settings.is_local:
         warning = "the control API's key is short, and others can reach it: it can be guessed"
@@ -120,7 +122,7 @@ def _listed_keys(environ: Mapping[str, str]) -> tuple[ApiKey, ...]:
 
 
 def _own_key(environ: Mapping[str, str]) -> tuple[ApiKey, ...]:
-    """The key of this API alone, which has all roles. Raises ApiRefused."""
+    """The key for this API only, which has all roles. Raises ApiRefused."""
     key = environ.get(KEY_VARIABLE, "")
     if key != key.strip() or not key.isascii():
         raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
@@ -128,7 +130,7 @@ def _own_key(environ: Mapping[str, str]) -> tuple[ApiKey, ...]:
 
 
 def _roles(text: str | None) -> frozenset[Role] | None:
-    """Roles in --anonymous; None if it was not given. Raises InvalidApiKey for another word."""
+    """Roles in --anonymous; None if it was not given. Raises InvalidApiKey for an unknown role."""
     names = [name for name in (text or "").split(",") if name.strip()]
     if text is None or names == [NO_ROLE]:
         return None if text is None else frozenset()

@@ -1,4 +1,4 @@
-"""`penstock video beside`: the video program of `penstock up --video`, with that stack's engine, keys and addresses."""
+"""`penstock video beside`: the video program of `penstock up --video`, with the stack's engine, keys and addresses."""
 
 import os
 import time
@@ -32,8 +32,8 @@ from penstock_video.settings.loader import Flags, read_settings
 if TYPE_CHECKING:
     from penstock_video.main import Program
 
-SHIPPED_DETECTOR = "street"  # if the default detector was not pulled
-CLIPS_BYTES = 2 << 30  # of the recordings around events
+SHIPPED_DETECTOR = "street"  # used if the default detector was not pulled
+CLIPS_BYTES = 2 << 30  # limit of all clips of events
 _LOOK_S = 0.2
 
 
@@ -65,13 +65,13 @@ def _run(run_dir: Path, config: Path, program_of: Callable[..., "Program"], watc
     os.environ.pop(KEY_VARIABLE, None)
     os.environ.update(GATEWAY_ENVIRONMENT)
     allow_open_files()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the table at the end is not for the stack's output
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps the summary table out of the stack's output
     parts = RunParts(partial(engine_of_stack, run_dir), partial(program_of, api=api), api, ends_with_sources=False)
     return run_to_its_end(settings, watch, parts, is_json=False)
 
 
 class _Watch(QuietWatch):
-    """Removes the fault of an earlier attempt once the program runs."""
+    """Removes the fault file of an earlier attempt once the program runs."""
 
     def __init__(self, fault_file: Path) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class _Watch(QuietWatch):
 
 @contextmanager
 def _fault_noted(file: Path) -> Iterator[_Watch]:
-    """Why the program cannot run is in the file, for the stack's reports, until it runs."""
+    """Writes why the program cannot run to the fault file, for the stack's reports, until it runs."""
     try:
         yield _Watch(file)
     except Failed as failed:
-        with suppress(OSError):  # the log has it, too
+        with suppress(OSError):  # the log also contains it
             file.write_text(one_line(failed.message), encoding="utf-8")
         raise
 
@@ -108,7 +108,7 @@ def create_config(path: Path, stack: Settings) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        fail(f"{path}: cannot be created ({error.strerror}); name another with --video-config", code=2)
+        fail(f"{path}: cannot be created ({error.strerror}); choose another path with --video-config", code=2)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(_first_config(model))
 
@@ -119,7 +119,7 @@ def _first_config(model: str) -> str:
 
 
 def _detector(stack: Settings) -> str:
-    """The default detector if the stack may have it, else one that is shipped."""
+    """The default detector if the stack may load it, else the shipped one."""
     if not stack.engine_has_files:
         return DEFAULT_DETECTOR
     try:
@@ -148,4 +148,4 @@ def engine_of_stack(run_dir: Path) -> Iterator[EngineAddress]:
                 yield place_of(stack, "")
                 return
         time.sleep(_LOOK_S)
-    raise EngineUnavailable(f"the stack was not ready within {START_TIMEOUT_S:g} s; its log says why")
+    raise EngineUnavailable(f"the stack was not ready within {START_TIMEOUT_S:g} s; see `penstock logs`")

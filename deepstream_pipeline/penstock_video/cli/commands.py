@@ -50,7 +50,7 @@ ModelFlag = Annotated[
     str, typer.Option("--model", help="the model that looks at every picture: one of `penstock models list`")
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="folder of results; without --sink the video, its poster and JSON lines")
+    Path | None, typer.Option(help="output folder; without --sink: annotated video, poster frame and JSON lines")
 ]
 RulesFile = Annotated[
     Path | None,
@@ -61,26 +61,23 @@ Line = Annotated[
     typer.Option(
         "--line",
         metavar="NAME=x1,y1,x2,y2",
-        help="count who crosses it, as NAME.in (from left to right, seen from the first point to the second) and "
+        help="count crossing objects, as NAME.in (from left to right, seen from the first point to the second) and "
         "NAME.out; in pixels, or from 0 to 1 of the picture; repeatable",
     ),
 ]
 Zone = Annotated[
     list[str] | None,
-    typer.Option("--zone", metavar="NAME=x1,y1,x2,y2,…", help="count who is in the polygon now; repeatable"),
+    typer.Option("--zone", metavar="NAME=x1,y1,x2,y2,…", help="count objects inside the polygon; repeatable"),
 ]
 TrackerFlag = Annotated[
     str, typer.Option("--tracker", metavar="TYPE", help="bytetrack, none, or module:Class [bytetrack]")
 ]
 Conf = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="minimum score of detections, and below 0.5 of new tracks, too [the model's]"),
+    typer.Option(min=0, max=1, help="minimum score of detections; below 0.5 also of new tracks [the model's]"),
 ]
 Iou = Annotated[
-    float | None,
-    typer.Option(
-        min=0, max=1, help="of two boxes of a class that overlap more (IoU), only the better one counts [the model's]"
-    ),
+    float | None, typer.Option(min=0, max=1, help="IoU threshold of NMS between boxes of a class [the model's]")
 ]
 Classes = Annotated[
     list[str] | None,
@@ -96,7 +93,7 @@ SinkFlag = Annotated[
     ),
 ]
 SummaryFlag = Annotated[
-    bool, typer.Option("--summary", help="also write summary.html: counts, charts, a heat map and a picture of the run")
+    bool, typer.Option("--summary", help="also write summary.html: counts, charts, heat map, annotated frame")
 ]
 Engine = Annotated[
     EngineChoice | None,
@@ -153,24 +150,25 @@ AccessFile = Annotated[
     Path | None,
     typer.Option(
         envvar="PENSTOCK_ACCESS_FILE",
-        help="TOML file of API keys of the control API, as for `penstock up`: read sees, admin changes [none]",
+        help="TOML file of API keys of the control API, as for `penstock up`; read views, admin changes [none]",
     ),
 ]
 Anonymous = Annotated[
     str | None,
     typer.Option(
-        envvar="PENSTOCK_ANONYMOUS", help="roles of a caller without a key: read,admin, or none [all; none with keys]"
+        envvar="PENSTOCK_ANONYMOUS", help="roles of a client without a key: read,admin, or none [all; none with keys]"
     ),
 ]
 Events = Annotated[
     OnOff | None,
-    typer.Option("--events", help="the event store, which the console shows [on with the control API or --out]"),
+    typer.Option("--events", help="store events for the console and `video events` [on with the control API or --out]"),
 ]
 EventsFolder = Annotated[
-    Path | None, typer.Option(file_okay=False, help="of the event store [OUT/events, else PENSTOCK_HOME/video/events]")
+    Path | None,
+    typer.Option(file_okay=False, help="event store's folder [OUT/events, else PENSTOCK_HOME/video/events]"),
 ]
 EventsMaxBytes = Annotated[
-    int | None, typer.Option(min=16 * MIB, max=1 << 50, help="of the event store; its oldest is removed [1 GiB]")
+    int | None, typer.Option(min=16 * MIB, max=1 << 50, help="size limit of the event store [1 GiB]")
 ]
 EventsMaxDays = Annotated[
     float | None, typer.Option(min=0.001, max=36_500, help="age at which events and their recordings are removed [30]")
@@ -187,7 +185,7 @@ Duration = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="end after this time, as after the last file [no limit]")
 ]
 Realtime = Annotated[
-    bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
+    bool, typer.Option("--realtime", help="play files in real time and drop late frames, as for cameras")
 ]
 AsJson = Annotated[
     bool,

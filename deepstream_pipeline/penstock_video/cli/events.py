@@ -43,7 +43,7 @@ Pages = Iterator[list[Any]]
 
 
 class What(StrEnum):
-    """What is listed."""
+    """The table to list or export."""
 
     EVENTS = "events"
     TRACKS = "tracks"
@@ -66,12 +66,13 @@ def _moment(text: str) -> float:
         with suppress(ValueError):
             return float(text)
     raise typer.BadParameter(
-        f"{text!r} is no time; write 2026-11-28T09:30 (UTC), 2026-11-28T09:30+02:00, or unix seconds"
+        f"{text!r} is not a time; use 2026-11-28T09:30 (UTC), 2026-11-28T09:30+02:00, or unix seconds"
     )
 
 
 Folder = Annotated[
-    Path | None, typer.Argument(metavar="[FOLDER]", help="an output folder, or a store's [PENSTOCK_HOME/video/events]")
+    Path | None,
+    typer.Argument(metavar="[FOLDER]", help="output folder of a run, or event store [PENSTOCK_HOME/video/events]"),
 ]
 Since = Annotated[
     float | None, typer.Option(parser=_moment, metavar="TIME", help="from this time on", show_default=False)
@@ -83,20 +84,22 @@ Until = Annotated[
 
 def events(
     folder: Folder = None,
-    what: Annotated[What, typer.Option(help="counts: of each rule and minute")] = What.EVENTS,
-    source: Annotated[str, typer.Option(help="of this source", show_default=False)] = "",
-    rule: Annotated[str, typer.Option(help="of this rule; tracks: for which it held", show_default=False)] = "",
-    kind: Annotated[str, typer.Option(help="events of this kind, such as line-crossing", show_default=False)] = "",
-    label: Annotated[str, typer.Option(help="objects of this class", show_default=False)] = "",
+    what: Annotated[What, typer.Option(help="events, tracks, or counts per rule and minute")] = What.EVENTS,
+    source: Annotated[str, typer.Option(help="only this source", show_default=False)] = "",
+    rule: Annotated[str, typer.Option(help="only this rule; tracks: that it matched", show_default=False)] = "",
+    kind: Annotated[str, typer.Option(help="only events of this kind, such as line-crossing", show_default=False)] = "",
+    label: Annotated[str, typer.Option(help="only objects of this class", show_default=False)] = "",
     since: Since = None,
     until: Until = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"rows, the newest first [all; {MAX_SHOWN} in a table]")
+        int | None, typer.Option(min=1, help=f"maximum number of rows, newest first [all; {MAX_SHOWN} in a table]")
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="write CSV; - for standard output")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="write Parquet")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="a line of JSON for each row")] = False,
-    url: Annotated[str, typer.Option(help="of a running program, in place of a folder", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per row")] = False,
+    url: Annotated[
+        str, typer.Option(help="control API of a running video program, instead of a folder", show_default=False)
+    ] = "",
 ) -> None:
     """Lists the events of a run, or writes them to a file: what happened, where and when.
 
@@ -122,9 +125,7 @@ def _store_in(folder: Path | None) -> EventReader:
     given = home if folder is None else folder
     found = next((one for one in (given, given / "events") if (one / FILE).is_file()), None)
     if found is None:
-        raise StoreUnreadable(
-            f"no events are stored in {given}: name the folder that a run had as --out or --events-folder"
-        )
+        raise StoreUnreadable(f"no events are stored in {given}: give the folder of a run's --out or --events-folder")
     return EventReader(found)
 
 
@@ -167,7 +168,7 @@ def _remote(url: str, what: What, which: Filter) -> Pages:
     if what is What.COUNTS:
         fail("counts are read from a folder; a running program has /v1/streams/ID/occupancy")
     if urlsplit(url).scheme not in ("http", "https"):
-        fail(f"--url {url!r}: an address such as http://127.0.0.1:8010 is needed")
+        fail(f"--url {url!r}: give a URL such as http://127.0.0.1:8010")
     names = {
         "source_id": which.source_id, "label": which.label, "since": which.since, "until": which.until,
         **({"rule": which.rule, "kind": which.kind} if what is What.EVENTS else {"zone": which.rule}),
@@ -194,7 +195,7 @@ def _remote_pages(
             body = answer.json()
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise StoreUnreadable(
-                f"{url}: no usable answer ({type(error).__name__}); is it the control API of a running video program?"
+                f"{url}: no valid response ({type(error).__name__}); check that a video program runs there"
             ) from error
         if answer.status != http.HTTPStatus.OK:
             raise StoreUnreadable(f"{url}: {body.get('error', answer.status)}")
@@ -205,7 +206,7 @@ def _remote_pages(
 
 
 def _event_of(row: dict[str, Any]) -> StoredEvent:
-    """The event of an answer of /v1/events."""
+    """The event in a response of /v1/events."""
     same = {one.name: row[one.name] for one in fields(StoredEvent) if one.name in row}
     return StoredEvent(
         **same
@@ -219,7 +220,7 @@ def _event_of(row: dict[str, Any]) -> StoredEvent:
 
 
 def _track_of(row: dict[str, Any]) -> StoredTrack:
-    """The track of an answer of /v1/tracks."""
+    """The track in a response of /v1/tracks."""
     same = {one.name: row[one.name] for one in fields(StoredTrack) if one.name in row}
     return StoredTrack(
         **same
@@ -250,7 +251,7 @@ def _give_out(
 
 
 def _write(path: Path, parts: Iterator[bytes]) -> None:
-    """The whole file, or what was there stays."""
+    """Replaces the file only after it was written completely."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

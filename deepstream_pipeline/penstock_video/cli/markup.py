@@ -1,4 +1,4 @@
-"""HTML and SVG as text. What is not Markup is escaped, so that names of cameras, rules and labels stay text."""
+"""Builds HTML and SVG. Text that is not Markup is escaped, such as names of cameras, rules and labels."""
 
 from html import escape
 
@@ -10,7 +10,7 @@ class Markup(str):
 
 
 def tag(name: str, /, *content: str | float | None, **attributes: str | float | None) -> Markup:
-    """An element. class_ is class, aria_label is aria-label. None is left out; other content is escaped text."""
+    """An element. class_ is class, aria_label is aria-label. None is omitted; other content is escaped."""
     named = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
     head = "".join(f' {key}="{escape(_text(value))}"' for key, value in named)
     inner = joined(*content)
@@ -18,7 +18,7 @@ def tag(name: str, /, *content: str | float | None, **attributes: str | float | 
 
 
 def joined(*content: str | float | None) -> Markup:
-    """The parts one after another, those that are not Markup escaped."""
+    """The concatenated parts; parts that are not Markup are escaped."""
     return Markup("".join(one if isinstance(one, Markup) else escape(_text(one)) for one in content if one is not None))
 
 
@@ -26,7 +26,7 @@ _EMPTY = frozenset(("meta", "img"))
 
 
 def _text(value: str | float) -> str:
-    """Unprintable characters, which could reverse the text around them, as question marks."""
+    """Replaces unprintable characters, which could reverse text, by question marks."""
     if isinstance(value, str):
         return (
             value if value.isprintable() else "".join(one if one.isprintable() or one == "\n" else "?" for one in value)

@@ -226,7 +226,7 @@ def _beginning_record(program: "Program", settings: VideoSettings, place: Engine
 
 
 def _move_store_aside(settings: VideoSettings, watch: QuietWatch) -> None:
-    """As the other files of the output folder; a store that was named is one of several runs."""
+    """Renames the store of an earlier run in the output folder. A store given by --events-folder is shared by runs."""
     if settings.out is None or settings.events is None or settings.events.folder != settings.out / "events":
         return
     moved = move_store_aside(settings.events.folder)
@@ -274,7 +274,7 @@ def _summary(settings: VideoSettings, ended: RunEnd, seconds: float) -> Summary:
 
 
 def _with_page(summary: Summary, settings: VideoSettings, ended: RunEnd) -> Summary:
-    """Writes the page of the run if the sink `summary` is set. Returns the summary with it among the files."""
+    """Writes summary.html if the sink `summary` is set. Returns the summary with this file added."""
     pages = (getattr(sink, "folder", None) for sink in settings.sinks if kind_of(sink) is SINKS["summary"])
     folder: Path | None = next(pages, None)
     if folder is None:

@@ -1,4 +1,4 @@
-"""Charts of a run's page as SVG: lines over time, crossings over time, bars."""
+"""SVG charts of the page of a run: lines over time, crossings over time, bars."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class TimeAxis:
 
 
 def line_chart(title: str, series: Sequence[Series], axis: TimeAxis, *, text: str) -> Markup:
-    """Lines over time with a legend. text: says what is seen, for those who do not see it."""
+    """A line chart over time with a legend. text: description for screen readers."""
     most = _round_up(max((value or 0.0 for one in series for value in one.values), default=0.0))
     parts = [_grid(0.0, most, axis)]
     for number, one in enumerate(series):
@@ -50,7 +50,7 @@ def line_chart(title: str, series: Sequence[Series], axis: TimeAxis, *, text: st
 def crossing_chart(
     title: str, into: Sequence[int], out_of: Sequence[int] | None, axis: TimeAxis, *, text: str
 ) -> Markup:
-    """Bars over time: in above the axis, out below it. out_of: None for a line that counts one way."""
+    """A bar chart over time: `in` above the axis, `out` below it. out_of: None for a line that counts one way."""
     most, least = _round_up(max(into, default=0)), -_round_up(max(out_of, default=0)) if out_of is not None else 0.0
     parts = [_grid(least, most, axis)]
     for number, values, sign in ((0, into, 1), (1, out_of or (), -1)):
@@ -67,7 +67,7 @@ def crossing_chart(
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, int]], *, text: str) -> Markup:
-    """Upright bars with their names below and their numbers above."""
+    """A vertical bar chart with names below and values above the bars."""
     most = max((value for _, value in bars), default=0) or 1
     step = (WIDTH - 2 * _RIGHT) / max(len(bars), 1)
     about = tag("small", text)

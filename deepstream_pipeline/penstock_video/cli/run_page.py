@@ -91,7 +91,7 @@ def run_page(
         _source_table(summary),
         *(_source_section(source, records[source.source_id]) for source in order),
         _settings_section(summary, settings, engine),
-        tag("footer", "Written by penstock video run. Nothing on this page is loaded from elsewhere."),
+        tag("footer", "Written by penstock video run. This page loads no external resources."),
     )
     head = tag(
         "head",
@@ -137,7 +137,7 @@ def _failures(summary: Summary) -> list[str]:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Markup:
-    """texts: number of leading columns that are no numbers."""
+    """texts: number of leading columns with text instead of numbers."""
     kinds = [None if number < texts else "n" for number in range(len(titles))]
     head = tag("tr", *(tag("th", title, scope="col", class_=kind) for title, kind in zip(titles, kinds, strict=True)))
     body = [tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows]
@@ -256,7 +256,11 @@ def _annotated(record: SourceRecord) -> Markup | None:
     if poster is None:
         return None
     about = f"{poster.objects} tracked objects at {duration(poster.pts_s)}"
-    return tag("figure", tag("figcaption", "Busiest sharp picture", tag("small", about)), _image(poster.picture, about))
+    return tag(
+        "figure",
+        tag("figcaption", "Sharp frame with the most objects", tag("small", about)),
+        _image(poster.picture, about),
+    )
 
 
 def _heat(record: SourceRecord) -> Markup | None:
@@ -275,12 +279,12 @@ def _image(jpeg: bytes, about: str) -> Markup:
 
 
 def hottest(heat: FloatArray) -> float:
-    """Seconds from which on a cell has the brightest colour."""
+    """Seconds at which a cell has the brightest colour."""
     return max(float(np.quantile(heat[heat > 0], _HOT_SHARE)), 1e-9)
 
 
 def heat_picture(plain: bytes, heat: FloatArray) -> bytes:
-    """A JPEG of the heat map over a dim picture. plain: its JPEG, empty for a black ground. heat: (rows, columns)."""
+    """JPEG of the heat map over a darkened frame. plain: the frame as JPEG, or empty. heat: (rows, columns)."""
     if plain:
         ground = cast("ByteArray", simplejpeg.decode_jpeg(plain, colorspace="GRAY"))[:, :, 0]
         size = _HEAT_PX, max(1, round(ground.shape[0] * _HEAT_PX / ground.shape[1]))

@@ -1,4 +1,4 @@
-"""Writes the sources and rules that API clients change into the settings file, so that a restart has them."""
+"""Writes changes of sources and rules by API clients to the settings file, so that they survive a restart."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ _DEFAULT = SourceConfig("", "")
 
 
 class SettingsFile:
-    """Implements ChangeSaver. One program at a time saves to a file; changes by hand in between are kept."""
+    """Implements ChangeSaver. Only one program may save to a file. Manual edits in between are kept."""
 
     def __init__(self, path: Path, environ: Mapping[str, str], flags: Flags = NO_FLAGS) -> None:
         """flags: of the run, beside the file. Raises ChangeNotSaved if the file cannot be written, or another program
@@ -41,8 +41,10 @@ class SettingsFile:
         os.close(self._lock)
 
     def apply(self, change: Change, run: Callable[[], None]) -> Saved:
-        """Makes the change in the program with `run`, then in the file. Raises ChangeNotSaved, before anything is
-        changed, if the file would not be valid, and what `run` raises."""
+        """Applies the change with `run`, then writes the file.
+
+        Raises ChangeNotSaved, before any change, if the file would become invalid, and what `run` raises.
+        """
         with self._writing:
             text = read_text(self._path)
             new = self._with(change, text)
@@ -50,7 +52,7 @@ class SettingsFile:
             try:
                 self._write(text, new)
             except OSError as error:
-                log.error("a change is not saved", file=str(self._path), reason=error.strerror)
+                log.error("cannot save a change", file=str(self._path), reason=error.strerror)
                 return Saved.FAILED
             return Saved.YES
 
@@ -70,7 +72,7 @@ class SettingsFile:
         return new
 
     def _write(self, old: str, new: str) -> None:
-        """Replaces the file, for its user alone. The first time a copy keeps its comments. Raises OSError."""
+        """Replaces the file, readable by its user only. First makes one copy of the original. Raises OSError."""
         original = self._path.with_name(self._path.name + _ORIGINAL)
         if any("#" in line for line in old.splitlines()) and not original.exists():
             _write_private(original, old)
@@ -85,14 +87,14 @@ class SettingsFile:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ChangeNotSaved(
-                f"--save-changes: {path.parent} cannot be written ({error.strerror}); use a folder of yours"
+                f"--save-changes: {path.parent} cannot be written ({error.strerror}); choose a writable folder"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
             raise ChangeNotSaved(
-                f"--save-changes: another program saves changes to {self._path}; give it a file of its own"
+                f"--save-changes: another program saves changes to {self._path}; use a separate file"
             ) from None
         return descriptor
 
@@ -106,7 +108,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 class _Document:
-    """The file's YAML nodes. What is not changed stays as it is written, variables too; comments are lost."""
+    """The file's YAML nodes. Unchanged parts, including variables, keep their text; comments are lost."""
 
     def __init__(self, text: str, path: Path, environ: Mapping[str, str]) -> None:
         """Raises InvalidSettings."""
@@ -153,7 +155,7 @@ class _Document:
         self._entries = [row for row in self._entries if source_id not in _ids(row[1])]
 
     def _entry(self, source_id: str) -> yaml.MappingNode:
-        """The source's own entry; one of a folder's is taken out of the folder's. Raises ChangeNotSaved."""
+        """The entry of the source. A source of a folder entry gets its own entry. Raises ChangeNotSaved."""
         for number, (node, sources) in enumerate(self._entries):
             if source_id not in _ids(sources):
                 continue
@@ -169,7 +171,7 @@ class _Document:
         raise ChangeNotSaved(f"{source_id!r} is not in the settings file, so nothing was changed; add it there")
 
     def _fill(self, node: yaml.MappingNode, config: SourceConfig) -> None:
-        """Sets the options that are not the defaults, and removes the others."""
+        """Sets options that differ from the defaults, and removes the others."""
         for name, field in SourceSection.model_fields.items():
             if name in ("uri", "source_id", "transport"):
                 continue
@@ -183,9 +185,11 @@ class _Document:
 
 
 def _uri(config: SourceConfig) -> str:
-    """A client's address for the file. Raises ChangeNotSaved for one that would mean another one there."""
+    """A client's URL for the file. Raises ChangeNotSaved for a URL with `${`, which the file would expand."""
     if "${" in config.uri:
-        raise ChangeNotSaved("an address with ${ cannot be saved: in the settings file that is a variable")
+        raise ChangeNotSaved(
+            "an address with ${ cannot be saved: the settings file would expand it as a variable; edit the file instead"
+        )
     return os.path.abspath(config.uri) if _is_path(config.uri) else config.uri
 
 
@@ -196,7 +200,7 @@ def _is_path(uri: str) -> bool:
 def _plain(section: object) -> object:
     """A client's rules for the file. Raises ChangeNotSaved for the name of a class, which a file would import."""
     if isinstance(section, Mapping) and any(":" in str(key) for key in section):
-        raise ChangeNotSaved("a rule of module:Class stands in the settings file only; write it there")
+        raise ChangeNotSaved("a rule of module:Class can be set in the settings file only; add it there")
     return section
 
 
@@ -230,7 +234,7 @@ def _drop(node: yaml.MappingNode, key: str) -> None:
 
 
 def _set(node: yaml.MappingNode, key: str, value: object) -> None:
-    """Sets a key in its place, or at the end."""
+    """Replaces the value of a key, or appends the key."""
     ((name, made),) = _node({key: value}).value
     _put(node, name, made)
 

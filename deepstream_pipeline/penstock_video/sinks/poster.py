@@ -1,4 +1,4 @@
-"""poster.jpg: the annotated picture of a source that shows most."""
+"""poster.jpg: the annotated frame of a source with the most objects."""
 
 import os
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class PosterChooser:
         self.poster: Poster | None = None
 
     def offer(self, result: FrameResult) -> None:
-        """Takes the frame if it is better than the best so far."""
+        """Stores the frame if it is better than the best so far."""
         frame, objects = result.frame, len(result.tracks)
         if frame.image is None or frame.is_corrupt:
             return
@@ -88,7 +88,7 @@ def _is_better(rank: tuple[bool, int, float], best: tuple[bool, int, float]) -> 
 
 
 def _sharpness(picture: ByteArray) -> float:
-    """The variance of the Laplacian of a part of the green pixels: low for a blurred, dark or even picture."""
+    """Variance of the Laplacian of sampled green pixels: low for blurred, dark or uniform frames."""
     step = max(1, picture.shape[1] // _SMALL_PX)
     deviation = cv2.meanStdDev(cv2.Laplacian(picture[::step, ::step, 1].copy(), cv2.CV_32F))[1]
     return float(deviation[0][0]) ** 2
@@ -119,7 +119,7 @@ class PosterSink:
         self._choosers[source_id].offer(result)
 
     def end_source(self, source_id: str) -> None:
-        """Writes the source's file. Without a picture there is none."""
+        """Writes the source's file, unless no frame was chosen."""
         self._osd.drop_pictures(source_id)
         chooser = self._choosers.pop(source_id, None)
         if chooser is None or chooser.poster is None:
@@ -137,7 +137,7 @@ class PosterSink:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a whole file, or leaves what was there. Raises OSError."""
+    """Replaces the file only after it was written completely. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(content)

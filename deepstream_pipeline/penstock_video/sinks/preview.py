@@ -1,4 +1,4 @@
-"""The newest picture of each source as JPEG. Encodes only while a viewer is connected."""
+"""The newest frame of each source as JPEG. Encodes only while a viewer is connected."""
 
 import threading
 import time

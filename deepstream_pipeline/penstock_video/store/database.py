@@ -71,7 +71,7 @@ CREATE TABLE sources (source_id TEXT PRIMARY KEY, began_at REAL NOT NULL, is_liv
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is damaged, so that no retry helps."""
+    """Whether the file is damaged, so that retries cannot help."""
     return error_code(error) in _DAMAGE
 
 
@@ -81,7 +81,7 @@ def error_code(error: sqlite3.Error) -> int:
 
 
 def reason_of(error: sqlite3.Error | OSError) -> str:
-    """The reason in words."""
+    """The reason as text."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error)
@@ -107,17 +107,17 @@ class StoreFolder:
         except BlockingIOError:
             self.close()
             raise SinkFailed(
-                f"{folder}: another run stores its events there; name another folder with --events-folder"
+                f"{folder}: another run stores its events there; choose another folder with --events-folder"
             ) from None
         except OSError as error:
             self.close()
             raise SinkFailed(
                 f"{folder}: events cannot be stored there ({reason_of(error)}); "
-                "name another folder with --events-folder"
+                "choose another folder with --events-folder"
             ) from error
 
     def open(self) -> sqlite3.Connection:
-        """The writer's connection, to a whole database. Moves a damaged file aside. Raises SinkFailed."""
+        """The writer's connection. Renames a damaged file and creates a new one. Raises SinkFailed."""
         try:
             return self._opened()
         except sqlite3.Error as error:
@@ -130,13 +130,13 @@ class StoreFolder:
             raise SinkFailed(f"{self.file}: cannot be opened ({reason_of(error)})") from error
 
     def move_damaged(self, reason: str) -> None:
-        """Renames the damaged file, which is never deleted. Raises SinkFailed if there are too many, or it cannot."""
+        """Renames the damaged file; it is never deleted. Raises SinkFailed if that fails or there are too many."""
         former = [
             path for path in self.file.parent.glob(f"{FILE}.damaged-*") if not path.name.endswith(_COMPANIONS[1:])
         ]
         if len(former) >= MAX_DAMAGED_FILES:
             raise SinkFailed(
-                f"{self.file} is damaged ({reason}), and {len(former)} damaged files lie beside it: check the disk, "
+                f"{self.file} is damaged ({reason}), and {len(former)} earlier damaged files exist: check the disk, "
                 f"and remove {FILE}.damaged-*"
             )
         stem = f"{FILE}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
@@ -147,7 +147,7 @@ class StoreFolder:
             _rename(self.file, target)
         except OSError as error:
             raise SinkFailed(f"{self.file} is damaged ({reason}) and cannot be renamed ({reason_of(error)})") from error
-        log.error("the event store was damaged; a new one begins", moved_to=str(target), reason=reason)
+        log.error("the event store was damaged; started a new one", moved_to=str(target), reason=reason)
 
     def close(self) -> None:
         """Releases the lock. A second call does nothing."""
@@ -175,10 +175,12 @@ class StoreFolder:
         version, name = _number(connection, "user_version"), _number(connection, "application_id")
         tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if tables and name != _APPLICATION_ID:
-            raise SinkFailed(f"{self.file} is another program's database; name another folder with --events-folder")
+            raise SinkFailed(
+                f"{self.file} is a database of another program; choose another folder with --events-folder"
+            )
         if version > VERSION:
             raise SinkFailed(
-                f"{self.file} was written by a newer version of Penstock; name another folder with --events-folder"
+                f"{self.file} was written by a newer version of Penstock; choose another folder with --events-folder"
             )
         if not tables:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -230,6 +232,6 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
 
 
 def size_bytes(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Bytes of the file, and how many of them are unused."""
+    """Size of the file in bytes, and how many of them are unused."""
     page = _number(connection, "page_size")
     return _number(connection, "page_count") * page, _number(connection, "freelist_count") * page

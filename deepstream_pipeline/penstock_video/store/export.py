@@ -1,4 +1,4 @@
-"""Events, tracks and counts as tables: CSV that a spreadsheet opens safely, and Parquet."""
+"""Exports events, tracks and counts as CSV, without formulas for spreadsheets, and as Parquet."""
 
 import csv
 import io
@@ -80,14 +80,14 @@ COUNT_COLUMNS: Sequence[Column[tuple[str, Occupancy]]] = (
 
 
 def csv_parts(columns: Sequence[Column[T]], pages: Iterable[Sequence[T]]) -> Iterator[bytes]:
-    """The file in parts: its head, then each page."""
+    """The file in chunks: the header, then one chunk per page."""
     yield _csv([[column.name for column in columns]])
     for page in pages:
         yield _csv([[_safe(column.of(row)) for column in columns] for row in page])
 
 
 def parquet_parts(columns: Sequence[Column[T]], pages: Iterable[Sequence[T]]) -> Iterator[bytes]:
-    """The file in parts, a row group for each page. Needs pyarrow: see `has_parquet`."""
+    """The file in chunks, one row group per page. Requires pyarrow: see `has_parquet`."""
     import pyarrow
     import pyarrow.parquet
 
@@ -108,7 +108,7 @@ def has_parquet() -> bool:
 
 
 class _Sequential(io.RawIOBase):
-    """A file that only grows, whose position goes on when its bytes are taken."""
+    """A write-only buffer. Taking its bytes does not reset its position."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self._file, self._position = file, 0
@@ -139,5 +139,5 @@ def _csv(rows: Iterable[Sequence[Cell]]) -> bytes:
 
 
 def _safe(cell: Cell) -> Cell:
-    """A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Prefixes text with an apostrophe if a spreadsheet would evaluate it as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 class Snapshots(StrEnum):
-    """Whether events get a picture. auto: unless a GPU decodes, since each of its pictures is copied to the host."""
+    """Whether events get a snapshot. auto: not with GPU decoding, which would copy each frame to host memory."""
 
     AUTO = "auto"
     ON = "on"
@@ -20,8 +20,11 @@ class Snapshots(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventsOptions:
-    """The store. is_enabled: None for on if the control API runs or there is an output folder. folder: None for
-    OUT/events, else PENSTOCK_HOME/video/events. max_bytes: of the database; max_days: age. The oldest is removed."""
+    """Options of the event store.
+
+    is_enabled: None enables it if the control API runs or there is an output folder. folder: None for OUT/events, else
+    PENSTOCK_HOME/video/events. max_bytes: size of the database. max_days: age of events. The oldest rows are removed.
+    """
 
     is_enabled: Annotated[bool | None, Field(alias="enable")] = None
     folder: Path | None = None

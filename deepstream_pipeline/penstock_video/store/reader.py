@@ -1,4 +1,4 @@
-"""Reads the store, also while it is written: pages of events and tracks, snapshots, occupancy, positions, counters."""
+"""Reads the store, also during writes: pages of events and tracks, snapshots, occupancy, positions, counters."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ from penstock_video.store.summaries import Grid, unpacked_path
 
 MAX_PAGE = 1_000
 QUERY_TIMEOUT_S = 5.0
-_LOOK_STEPS = 20_000  # of SQLite's virtual machine, between two looks at the clock
+_LOOK_STEPS = 20_000  # instructions of SQLite's virtual machine between two checks of the deadline
 _EVENT_COLUMNS = (
     "id, at, source_id, kind, rule, direction, label, class_id, track_id, value, score, x1, y1, x2, y2, width, height,"
     " frame_num, pts_s, snapshot, clip, clip_offset_s"
@@ -42,15 +42,18 @@ Position = tuple[float, int]  # time and ID of the last row of a page
 
 
 class StoreUnreadable(SinkFailed):
-    """The store cannot be read: no file, another program's, damaged, or it took too long."""
+    """The store cannot be read: missing, damaged, another program's database, or a read timed out."""
 
     reason = "store_unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events or tracks. Empty or None for all. since, until: unix seconds, since inclusive. rule: of tracks: a
-    rule that held. after: the position from which a page goes on, towards older rows."""
+    """Filter of events or tracks; empty or None matches all.
+
+    since, until: unix seconds; since is inclusive. rule: for tracks, a rule that matched them. after: position of the
+    last row of the previous page; rows are older than it.
+    """
 
     source_id: str = ""
     rule: str = ""
@@ -63,13 +66,13 @@ class Filter:
 
 
 class EventReader:
-    """Reads a store's folder. Thread-safe: each call has a connection of its own, and a deadline."""
+    """Reads a store's folder. Thread-safe: each call has its own connection and deadline."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE
 
     def events(self, which: Filter) -> list[StoredEvent]:
-        """Events, the newest first, at most `limit`. Raises StoreUnreadable."""
+        """Events, newest first, at most `limit`. Raises StoreUnreadable."""
         terms, values = _terms(which, ("source_id", "rule", "kind", "label"))
         if which.since is not None:
             terms, values = [*terms, "at >= ?"], [*values, which.since]
@@ -91,8 +94,7 @@ class EventReader:
         return bytes(rows[0][0]) if rows else None
 
     def tracks(self, which: Filter) -> list[StoredTrack]:
-        """Tracks that were there in the time range, the latest beginning first. `kind` does not apply. Raises
-        StoreUnreadable."""
+        """Tracks that overlap the time range, latest start first. Ignores `kind`. Raises StoreUnreadable."""
         terms, values = _terms(which, ("source_id", "label"), "t.")
         table = "tracks t"
         if which.rule:
@@ -112,8 +114,7 @@ class EventReader:
         return [_track(row) for row in self._rows(query, [*values, min(which.limit, MAX_PAGE)])]
 
     def occupancy(self, source_id: str, since: float, until: float, step_s: int) -> list[Occupancy]:
-        """Numbers by rule and step, in order of time. step_s: a multiple of 60; mean: over its minutes. Raises
-        StoreUnreadable."""
+        """Counts by rule and step, in order of time. step_s: a multiple of 60. Raises StoreUnreadable."""
         query = """SELECT kind, rule, minute / :step * :step * 60.0, sum(1.0 * total / max(samples, 1)) / :step,
             max(most), sum(events), sum(entered), sum(left)
             FROM occupancy WHERE source_id = :source AND minute >= :since AND minute < :until
@@ -128,7 +129,7 @@ class EventReader:
         return [Occupancy(*row) for row in self._rows(query, values)]
 
     def heat(self, source_id: str, since: float, until: float) -> Grid:
-        """Seconds that feet were in each cell (GRID_HEIGHT, GRID_WIDTH), by whole hours. Raises StoreUnreadable."""
+        """Seconds with an object's foot in each cell (GRID_HEIGHT, GRID_WIDTH). Raises StoreUnreadable."""
         query = "SELECT seconds FROM heat WHERE source_id = ? AND hour >= ? AND hour < ?"
         rows = self._rows(query, [source_id, int(since // 3600), -int(-until // 3600)])
         whole = np.zeros((GRID_HEIGHT, GRID_WIDTH), np.float32)
@@ -137,7 +138,7 @@ class EventReader:
         return whole
 
     def counters(self, source_id: str, since: float, until: float) -> list[RuleCount]:
-        """Events of each rule. Raises StoreUnreadable."""
+        """Event counts of each rule. Raises StoreUnreadable."""
         query = """SELECT kind, rule, count(*), sum(direction IS 'in'), sum(direction IS 'out') FROM events
             WHERE source_id = ? AND at >= ? AND at < ? GROUP BY kind, rule ORDER BY kind, rule LIMIT 1000"""
         return [RuleCount(*row) for row in self._rows(query, [source_id, since, until])]
@@ -149,7 +150,7 @@ class EventReader:
         return [(source_id, first, last) for source_id, first, last in self._rows(query, [])]
 
     def source_times(self, source_id: str) -> SourceTimes | None:
-        """Times of the source; None if nothing is stored of it. Raises StoreUnreadable."""
+        """Times of the source; None if nothing is stored for it. Raises StoreUnreadable."""
         query = """SELECT began_at, is_live, (SELECT max(minute) FROM occupancy o WHERE o.source_id = s.source_id)
             FROM sources s WHERE source_id = ?"""
         rows = self._rows(query, [source_id])
@@ -165,7 +166,7 @@ class EventReader:
         try:
             with closing(sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)) as reading:
                 if reading.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-                    raise StoreUnreadable(f"{self.file} is no event store of this version")
+                    raise StoreUnreadable(f"{self.file} is not an event store of this version; choose another folder")
                 reading.set_progress_handler(lambda: time.monotonic() > until, _LOOK_STEPS)
                 return list(reading.execute(query, values))
         except sqlite3.Error as error:
@@ -174,8 +175,10 @@ class EventReader:
 
 @dataclass(frozen=True, slots=True)
 class EventArchive:
-    """What the control API reads. recordings: folder of the clips, None without one. alarm: why nothing is stored now,
-    or empty."""
+    """Data of the event store for the control API.
+
+    recordings: folder of the clips, or None. alarm: returns why events are not stored at present, or "".
+    """
 
     reader: EventReader
     recordings: Path | None
@@ -189,7 +192,7 @@ class EventArchive:
 
 
 def pages(read: Callable[[Filter], list[T]], which: Filter, position: Callable[[T], Position]) -> Iterator[list[T]]:
-    """Pages until `limit` rows, or the end."""
+    """Yields pages until `limit` rows, or the end."""
     left = which.limit
     while left > 0:
         page = read(replace(which, limit=min(left, MAX_PAGE)))

@@ -1,9 +1,9 @@
-"""What the store holds: events, tracks, occupancy and positions."""
+"""Records of the store: events, tracks, occupancy and positions."""
 
 from dataclasses import dataclass
 
 Box = tuple[float, float, float, float]
-GRID_WIDTH, GRID_HEIGHT = 64, 36  # cells of a heat map, over the whole picture
+GRID_WIDTH, GRID_HEIGHT = 64, 36  # cells of a heat map, which covers the whole frame
 
 
 @dataclass(frozen=True, slots=True)

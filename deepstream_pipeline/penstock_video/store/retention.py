@@ -1,4 +1,4 @@
-"""Bounds of the store: what is older than max-days, or over max-bytes, is removed, the oldest first."""
+"""Limits the store: removes rows older than max-days, and the oldest rows beyond max-bytes."""
 
 import math
 import sqlite3
@@ -9,11 +9,11 @@ import structlog
 from penstock_video.store.database import PAGE_BYTES, size_bytes
 from penstock_video.store.options import EventsOptions
 
-LOOK_S = 10.0  # between two looks
+LOOK_S = 10.0  # between two checks
 STEPS_AT_ONCE = 20  # each removes a twentieth of a table
-ROWS_AT_ONCE = 500  # of a table, in one transaction: the next results do not wait long
-FULL_SHARE, ENOUGH_SHARE = 0.95, 0.85  # of max-bytes: removing begins and ends
-PAGES_AT_ONCE = 2_000  # given back to the file system by one call
+ROWS_AT_ONCE = 500  # per table and transaction, so that results are not delayed for long
+FULL_SHARE, ENOUGH_SHARE = 0.95, 0.85  # fractions of max-bytes at which removal starts and stops
+PAGES_AT_ONCE = 2_000  # released to the file system per call
 _DAY_S = 86_400.0
 _TABLES = (
     ("events", "at", 1.0),
@@ -31,18 +31,18 @@ class Retention:
     """Removes a bounded number of rows at each call of `apply`."""
 
     def __init__(self, options: EventsOptions, recordings: Path | None) -> None:
-        """recordings: folder of the clips, which are deleted with the age of their events; None without one."""
+        """recordings: folder of the clips, which are deleted at the age of their events; None for no clips."""
         self._max_bytes, self._max_age_s = options.max_bytes, options.max_days * _DAY_S
         self._recordings = recordings
         self._look_at = 0.0
         self._is_shrinking = False
 
     def limit(self, connection: sqlite3.Connection) -> None:
-        """Sets the file's greatest size."""
+        """Sets the maximum size of the file."""
         connection.execute(f"PRAGMA max_page_count = {self._max_bytes // PAGE_BYTES}")
 
     def apply(self, connection: sqlite3.Connection, unix_s: float, now: float) -> None:
-        """Removes what is due. unix_s: the time of day. now: monotonic seconds. Raises sqlite3.Error."""
+        """Removes expired rows. unix_s: wall clock. now: monotonic seconds. Raises sqlite3.Error."""
         if now < self._look_at and not self._is_shrinking:
             return
         self._look_at = now + LOOK_S
@@ -50,7 +50,7 @@ class Retention:
         is_done = _delete_before(connection, unix_s - self._max_age_s)
         whole, free = size_bytes(connection)
         if not self._is_shrinking and whole - free > FULL_SHARE * self._max_bytes:
-            log.info("the event store is full; its oldest events are removed", max_bytes=self._max_bytes)
+            log.info("the event store is full; removing its oldest events", max_bytes=self._max_bytes)
             self._is_shrinking = True
         if self._is_shrinking:
             self._is_shrinking = not self.make_room(connection)
@@ -60,7 +60,7 @@ class Retention:
             self._look_at = now
 
     def is_full(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file is at its greatest size, and not the disk full. Raises sqlite3.Error."""
+        """Whether the file has reached its maximum size (False if the disk is full). Raises sqlite3.Error."""
         whole, free = size_bytes(connection)
         return whole - free > FULL_SHARE / 2 * self._max_bytes and whole > FULL_SHARE * self._max_bytes
 
@@ -73,7 +73,7 @@ class Retention:
         return False
 
     def _delete_clips(self, connection: sqlite3.Connection, before: float) -> None:
-        """Deletes files whose events are all too old."""
+        """Deletes clips whose events are all expired."""
         if self._recordings is None:
             return
         found = connection.execute(
@@ -84,21 +84,23 @@ class Retention:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("an old recording cannot be deleted", path=str(path), reason=error.strerror)
+                log.warning("cannot delete an old recording", path=str(path), reason=error.strerror)
                 continue
             connection.execute("UPDATE events SET clip = '' WHERE clip = ?", (name,))
-            log.info("old recording deleted", path=str(path))
+            log.info("deleted an old recording", path=str(path))
 
 
 def _delete_before(connection: sqlite3.Connection, before: float) -> bool:
-    """Deletes about ROWS_AT_ONCE of each table; returns whether no more are left."""
+    """Deletes about ROWS_AT_ONCE rows of each table. Returns whether none are left."""
     is_done = [_delete(connection, table, column, before / unit) for table, column, unit in _TABLES]
     return all(is_done)
 
 
 def _delete_oldest(connection: sqlite3.Connection) -> bool:
-    """Deletes a twentieth of one table, at most ROWS_AT_ONCE rows, and what is as old in the others; returns whether
-    something was deleted."""
+    """Deletes a twentieth of one table, at most ROWS_AT_ONCE rows, and rows of the same age in the others.
+
+    Returns whether rows were deleted.
+    """
     found = [
         (_nth_oldest(connection, table, column, _step(connection, table)), unit) for table, column, unit in _TABLES
     ]
@@ -109,7 +111,7 @@ def _delete_oldest(connection: sqlite3.Connection) -> bool:
 
 
 def _step(connection: sqlite3.Connection, table: str) -> int:
-    """A twentieth of the table's rows, as far as that is known without counting them."""
+    """A twentieth of the table's rows, estimated from its IDs."""
     if table not in ("events", "snapshots", "tracks"):
         return ROWS_AT_ONCE
     first, last = connection.execute(f"SELECT min(id), max(id) FROM {table}").fetchone()
@@ -123,7 +125,7 @@ def _nth_oldest(connection: sqlite3.Connection, table: str, column: str, rows: i
 
 
 def _delete(connection: sqlite3.Connection, table: str, column: str, before: float) -> bool:
-    """Returns whether no more are left."""
+    """Deletes rows up to the limit. Returns whether none are left."""
     last = _nth_oldest(connection, table, column)
     has_more = last is not None and last < before
     limit = math.nextafter(last, math.inf) if last is not None and has_more else before

@@ -13,13 +13,13 @@ MAX_BYTES = 256 * 1024
 
 
 class SnapshotMaker:
-    """Draws and encodes. osd: of its own, since it draws only the objects of events."""
+    """Draws and encodes snapshots. osd: a separate instance, as it draws only the objects of events."""
 
     def __init__(self, osd: Osd) -> None:
         self._osd, self._jpeg = osd, SoftwareJpeg()
 
     def make(self, result: FrameResult) -> bytes | None:
-        """The JPEG, at most WIDTH pixels wide and MAX_BYTES long; None if the frame has no picture."""
+        """The JPEG, at most WIDTH pixels wide and MAX_BYTES long; None if the frame has no pixels."""
         if result.frame.image is None:
             return None
         shown = with_objects_of_events(result)
@@ -33,7 +33,7 @@ class SnapshotMaker:
 
 
 def with_objects_of_events(result: FrameResult) -> FrameResult:
-    """The result with only the tracks that its events are about; unchanged if an event counts objects."""
+    """The result with only the tracks of its events; unchanged if an event counts objects."""
     ids = [event.track_id for event in result.analytics.events if event.track_id is not None]
     if len(ids) < len(result.analytics.events):
         return result

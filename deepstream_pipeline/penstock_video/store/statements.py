@@ -1,4 +1,4 @@
-"""Writes rows: events, snapshots, tracks, minutes, grids and links to clips. Each call is part of a transaction."""
+"""Writes events, snapshots, tracks, minutes, grids and links to clips. The caller opens the transaction."""
 
 import json
 import sqlite3
@@ -13,7 +13,7 @@ from penstock_video.store.records import GRID_HEIGHT, GRID_WIDTH
 from penstock_video.store.summaries import Grid, LiveTrack, MinuteCount, MinuteKey
 from penstock_video.types import AnalyticsEvent, AnalyticsKind, FrameResult
 
-_CLIP_SLACK_S = 120.0  # between an event's time and its recording's, of a file that is read ahead
+_CLIP_SLACK_S = 120.0  # tolerance between the times of an event and its recording, for files that are read ahead
 _EVENT = f"INSERT INTO events VALUES ({', '.join('?' * 20)}, '', 0)"
 _TRACK = f"INSERT OR REPLACE INTO tracks VALUES ({', '.join('?' * 20)})"
 _MINUTE = """INSERT INTO occupancy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -60,7 +60,7 @@ def write_events(connection: sqlite3.Connection, rows: Iterable[Row], snapshots:
 
 
 def write_tracks(connection: sqlite3.Connection, tracks: Iterable[LiveTrack]) -> None:
-    """Writes new tracks, and what changed of others."""
+    """Writes new and changed tracks."""
     rows, zones = [], []
     for one in tracks:
         rows.append((
@@ -74,7 +74,7 @@ def write_tracks(connection: sqlite3.Connection, tracks: Iterable[LiveTrack]) ->
 
 
 def add_minutes(connection: sqlite3.Connection, minutes: Mapping[MinuteKey, MinuteCount]) -> None:
-    """Adds to the numbers of the same minute."""
+    """Adds the counts to those of the same minute."""
     connection.executemany(
         _MINUTE,
         [
@@ -85,7 +85,7 @@ def add_minutes(connection: sqlite3.Connection, minutes: Mapping[MinuteKey, Minu
 
 
 def add_grid(connection: sqlite3.Connection, source_id: str, hour: int, grid: Grid) -> None:
-    """Adds to the grid of the same hour."""
+    """Adds the grid to that of the same hour."""
     key = (source_id, hour)
     found = connection.execute("SELECT seconds FROM heat WHERE source_id = ? AND hour = ?", key).fetchone()
     whole = grid if found is None else grid + unpacked_grid(found[0])
@@ -100,7 +100,7 @@ def unpacked_grid(packed: bytes) -> Grid:
 
 
 def link_clip(connection: sqlite3.Connection, recording: FinishedRecording) -> bool:
-    """Writes the recording's file name to its events; returns whether all of them are there."""
+    """Writes the recording's file name to its events. Returns whether all of them are stored."""
     events, name = recording.events, Path(recording.path).name
     since = recording.unix_s - recording.before_s - _CLIP_SLACK_S
     until = recording.unix_s + recording.after_s + _CLIP_SLACK_S

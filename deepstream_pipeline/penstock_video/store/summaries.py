@@ -1,4 +1,4 @@
-"""Summaries of results between two writes: tracks, occupancy by minute, and where feet were. Without I/O or clock."""
+"""Aggregates results between two writes: tracks, occupancy per minute, and positions. Sans-IO."""
 
 import math
 import struct
@@ -17,8 +17,8 @@ MAX_PATH_POINTS = 32
 MAX_ZONES = 32
 MAX_OPEN_MINUTES = 16_384  # of all rules of all sources
 LOST_AFTER_S = 10.0
-SWEEP_S = 2.0  # between two looks for lost tracks of a source
-_MOST_STEP_S = 1.0  # counted for a position, if the source was away longer
+SWEEP_S = 2.0  # between two checks for lost tracks of a source
+_MOST_STEP_S = 1.0  # maximum time that a position counts after a gap
 _WHOLE = 65_535
 
 Grid = npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 
 class PathSummary:
-    """Positions of an object as shares of the picture's size, at even distances in time, at most MAX_PATH_POINTS."""
+    """Relative positions of an object at equal intervals, at most MAX_PATH_POINTS."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
@@ -34,7 +34,7 @@ class PathSummary:
         self._step, self._count = 1, 0
 
     def add(self, point: Point) -> None:
-        """Adds a position. When the list is full, every second one is dropped, and from then on, too."""
+        """Adds a position. When the list is full, drops every second one and doubles the interval."""
         if self._count % self._step == 0:
             if len(self._points) == MAX_PATH_POINTS - 1:
                 self._points, self._step = self._points[::2], self._step * 2
@@ -44,21 +44,21 @@ class PathSummary:
         self._count += 1
 
     def packed(self) -> bytes:
-        """The positions, the last one always, two 16-bit numbers each."""
+        """The positions, including the last one, as two 16-bit numbers each."""
         points = self._points if self._points and self._points[-1] == self._last else [*self._points, self._last]
         values = [round(min(max(value, 0.0), 1.0) * _WHOLE) for point in points for value in point]
         return struct.pack(f"<{len(values)}H", *values)
 
 
 def unpacked_path(packed: bytes) -> tuple[Point, ...]:
-    """The positions of PathSummary.packed, 4 digits."""
+    """The positions of PathSummary.packed, rounded to 4 digits."""
     values = struct.unpack(f"<{len(packed) // 2}H", packed[: len(packed) // 2 * 2])
     return tuple((round(x / _WHOLE, 4), round(y / _WHOLE, 4)) for x, y in zip(values[::2], values[1::2], strict=False))
 
 
 @dataclass(slots=True)
 class LiveTrack:
-    """A track that may go on. is_changed: since it was last written."""
+    """A live track. is_changed: since it was last written."""
 
     id: int
     source_id: str
@@ -79,14 +79,14 @@ class LiveTrack:
     is_changed: bool = True
 
     def add_zones(self, names: Iterable[str]) -> None:
-        """Adds rules that hold for it, at most MAX_ZONES."""
+        """Adds rules that match the track, at most MAX_ZONES."""
         for name in names:
             if len(self.zones) < MAX_ZONES:
                 self.zones.add(name)
 
 
 class TrackBook:
-    """The live tracks of all sources, and those that ended and are not written yet."""
+    """Live tracks of all sources, and ended tracks that are not written yet."""
 
     def __init__(self) -> None:
         self._next_id = 1
@@ -103,7 +103,7 @@ class TrackBook:
         self._next_id = max(self._next_id, next_id)
 
     def observe(self, result: FrameResult, at: float) -> None:
-        """Adds the positions of a frame, and ends tracks that were not seen for LOST_AFTER_S. at: unix seconds."""
+        """Adds the positions of a frame. Ends tracks that were not seen for LOST_AFTER_S. at: unix seconds."""
         frame, tracks = result.frame, result.tracks
         seen, rules_of = tracks.detections, result.analytics.rules_of
         rows = zip(
@@ -127,7 +127,7 @@ class TrackBook:
             self._end([one for one in live_tracks.values() if frame.pts_s - one.last_pts_s > LOST_AFTER_S])
 
     def note_event(self, source_id: str, track_id: int, rule: str, event_id: int) -> None:
-        """Notes the newest event of a track."""
+        """Sets the newest event of a track."""
         live = self._live.get(source_id, {}).get(track_id)
         if live is not None:
             live.event_id, live.is_changed = event_id, True
@@ -145,13 +145,13 @@ class TrackBook:
         return [*self._over, *live]
 
     def written(self) -> None:
-        """Notes that the changes are written."""
+        """Marks the changes as written."""
         for one in self.changed():
             one.is_changed = False
         self._over.clear()
 
     def drop_over(self, most: int) -> int:
-        """Drops the oldest ended tracks beyond this number, which could not be written; returns how many."""
+        """Drops the oldest unwritten tracks beyond this number. Returns how many."""
         lost = max(len(self._over) - most, 0)
         del self._over[:lost]
         return lost
@@ -180,8 +180,10 @@ class TrackBook:
 
 @dataclass(slots=True)
 class MinuteCount:
-    """Numbers of a rule in a minute, to be added to those that are stored. samples: frames; total: sum over them; most:
-    the largest, not a sum."""
+    """Counts of a rule in a minute, to be added to the stored ones.
+
+    samples: number of frames. total: sum over the frames. most: maximum.
+    """
 
     samples: int = 0
     total: int = 0
@@ -196,14 +198,14 @@ MinuteKey = tuple[str, int, str, str]  # source, minute, kind, rule
 
 @dataclass(slots=True)
 class _OpenMinute:
-    """new: since the last `take`. samples: frames of the source in this minute that are stored with it."""
+    """new: counts since the last `take`. samples: frames of the source in this minute that are already stored."""
 
     new: MinuteCount = field(default_factory=MinuteCount)
     samples: int = 0
 
 
 class OccupancyBook:
-    """Numbers by rule and minute. A minute without objects and events of a rule is not stored."""
+    """Counts by rule and minute. Minutes without objects and events of a rule are not stored."""
 
     def __init__(self) -> None:
         self._minutes: dict[MinuteKey, _OpenMinute] = {}
@@ -235,7 +237,7 @@ class OccupancyBook:
         self._newest.pop(source_id, None)
 
     def take(self) -> dict[MinuteKey, MinuteCount]:
-        """What is new since the last call."""
+        """Counts since the last call."""
         taken: dict[MinuteKey, MinuteCount] = {}
         for key, one in list(self._minutes.items()):
             source_id, minute = key[:2]
@@ -270,14 +272,14 @@ class OccupancyBook:
 
 
 class HeatBook:
-    """Seconds that feet were in each cell of a grid, by source and hour, since the last `take`."""
+    """Seconds with an object's foot in each grid cell, by source and hour, since the last `take`."""
 
     def __init__(self) -> None:
         self._grids: dict[tuple[str, int], Grid] = {}
         self._seen_s: dict[str, float] = {}
 
     def observe(self, result: FrameResult, at: float) -> None:
-        """Adds the feet of a frame, for the time since the source's last one, at most a second."""
+        """Adds the foot points of a frame, weighted by the time since the source's last frame, at most 1 s."""
         frame, found = result.frame, result.tracks.detections
         before_s = self._seen_s.get(frame.source_id)
         self._seen_s[frame.source_id] = frame.pts_s
@@ -291,7 +293,7 @@ class HeatBook:
         np.add.at(grid, foot_cells(found, frame.width, frame.height, grid.shape), step_s)
 
     def end_source(self, source_id: str) -> None:
-        """Forgets when the source was last seen."""
+        """Resets the time of the source's last frame."""
         self._seen_s.pop(source_id, None)
 
     def take(self) -> dict[tuple[str, int], Grid]:

@@ -1,4 +1,4 @@
-"""The store's writer: a sink that collects results and writes them in one transaction a second."""
+"""The store's writer: a sink that writes results in one transaction per second."""
 
 import sqlite3
 import threading
@@ -36,8 +36,8 @@ from penstock_video.types import FrameResult
 
 FLUSH_S = 1.0
 HEAT_S = 20.0  # between two writes of the grids
-MAX_PENDING = 1_000  # events, and ended tracks, that wait for a disk with room
-MAX_PENDING_BYTES = 32 << 20  # of their snapshots
+MAX_PENDING = 1_000  # events, and ended tracks, that are buffered while writes fail
+MAX_PENDING_BYTES = 32 << 20  # of buffered snapshots
 MAX_CLIPS = 256  # recordings that wait for their events
 CLIP_ATTEMPTS = 30
 RETRY = Backoff(5.0, 5.0)
@@ -53,7 +53,7 @@ class _Clip:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What one transaction writes beside events."""
+    """Rows of one transaction, except events."""
 
     minutes: dict[MinuteKey, MinuteCount]
     grids: dict[tuple[str, int], Grid]
@@ -76,8 +76,7 @@ class EventStore:
         recordings: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """osd: draws snapshots, and nothing else. recordings: folder of the clips. Raises SinkFailed if the folder
-        cannot be used."""
+        """osd: used for snapshots only. recordings: folder of the clips. Raises SinkFailed for an unusable folder."""
         assert options.folder is not None, "the settings name a folder"
         self._folder = StoreFolder(options.folder)
         self._clock, self._osd, self._snapshots = clock, osd, SnapshotMaker(osd)
@@ -103,18 +102,20 @@ class EventStore:
             raise
 
     def set_source(self, source_id: str, *, name: str, rules: RuleShapes, is_live: bool) -> None:
-        """Sets what snapshots show, and whether a source is a camera; the occupancy of a file has the times of its
-        start plus its position."""
+        """Sets the rules that snapshots show, and whether a source is live.
+
+        The times of a file's occupancy are its start plus the position in the file.
+        """
         self._is_live[source_id] = is_live
         self._osd.set_source(source_id, name=name, rules=rules, is_live=is_live)
 
     def forget_source(self, source_id: str) -> None:
-        """Forgets a removed source; what is stored stays."""
+        """Removes the state of a source. Stored rows are not deleted."""
         self._is_live.pop(source_id, None)
         self._osd.forget(source_id)
 
     def note_clip(self, recording: FinishedRecording) -> None:
-        """Links a finished recording with its events. Thread-safe; never waits."""
+        """Links a finished recording to its events. Thread-safe; does not block."""
         if recording.events and (recording.before_s or recording.after_s):
             with self._clips_lock:
                 self._clips.append(_Clip(recording))
@@ -132,11 +133,11 @@ class EventStore:
         self._flush_if_due(is_urgent=len(self._events) >= MAX_PENDING)
 
     def idle(self) -> None:
-        """Writes what waits, while no results come. Raises SinkFailed as `write`."""
+        """Writes pending rows while no results arrive. Raises SinkFailed as `write`."""
         self._flush_if_due()
 
     def end_source(self, source_id: str) -> None:
-        """Ends the source's tracks. What is known of it is written."""
+        """Ends the source's tracks and writes its pending rows."""
         self._osd.drop_pictures(source_id)
         self._end(source_id)
         self._heat_at = float("-inf")
@@ -184,7 +185,7 @@ class EventStore:
         self._began.pop(source_id, None)
 
     def _shown_at(self, result: FrameResult, at: float) -> float:
-        """The time for occupancy and positions: of a file as if it were played from its start."""
+        """The time for occupancy and positions; for a file, its start plus the position in it."""
         source_id, pts_s = result.frame.source_id, result.frame.pts_s
         is_live = self._is_live.get(source_id, True)
         if source_id not in self._began:
@@ -231,7 +232,7 @@ class EventStore:
             return
         self.alarm = ""
         if self._outage.is_open:
-            log.warning("events are stored again", file=str(self._folder.file), lost=self._outage.worked())
+            log.warning("storing events again", file=str(self._folder.file), lost=self._outage.worked())
 
     def _write_all(self, connection: sqlite3.Connection, now: float) -> None:
         is_heat_due = now - self._heat_at >= HEAT_S
@@ -258,7 +259,7 @@ class EventStore:
             self._clips.extend(one for one in unlinked if one.attempts < CLIP_ATTEMPTS)
 
     def _commit(self, connection: sqlite3.Connection, batch: _Batch) -> list[_Clip]:
-        """One transaction. Returns the clips some of whose events are not stored yet."""
+        """Runs one transaction. Returns the clips with events that are not stored yet."""
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.executemany("INSERT OR REPLACE INTO sources VALUES (?, ?, ?)", self._new_sources)
@@ -293,9 +294,9 @@ class EventStore:
             except SinkFailed as failure:
                 self._fail(failure.message, now)
                 return
-            self._fail(f"{self._folder.file} was damaged ({reason}) and moved aside; a new store has begun", now)
+            self._fail(f"{self._folder.file} was damaged ({reason}) and renamed; started a new store", now)
             return
-        self._fail(f"{self._folder.file}: {reason}; events are lost and counted, tried again every 5 s", now)
+        self._fail(f"{self._folder.file}: {reason}; events are lost and counted; retrying every 5 s", now)
 
     def _fail(self, text: str, now: float) -> None:
         self.alarm = text
@@ -307,7 +308,7 @@ class EventStore:
             raise SinkFailed(text)
 
     def _drop_excess(self) -> None:
-        """Drops the oldest of what cannot be written, and counts it."""
+        """Drops and counts the oldest rows that cannot be written."""
         excess = max(len(self._events) - MAX_PENDING, 0)
         self._drop_events(excess)
         lost = excess + self._tracks.drop_over(MAX_PENDING)

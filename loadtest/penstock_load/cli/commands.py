@@ -132,7 +132,7 @@ def targets(
     rows = tuple(row for row in rows if not name or name in row.target.scenarios)
     if not rows:
         there = ", ".join(sorted({name for target in known for name in target.scenarios}))
-        fail(f"no target speaks of {name!r}; there are {there}")
+        fail(f"no target applies to {name!r}; there are {there}")
     if as_json:
         write_json(rows)
         return

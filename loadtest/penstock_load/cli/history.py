@@ -1,4 +1,4 @@
-"""`penstock load history`: the runs in a folder of results, a row each, with their commits."""
+"""`penstock load history`: lists the runs in a results folder with their commits."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +20,10 @@ _SHOWN = 50
 
 def history(
     scenario: Annotated[str, typer.Argument(help="only the runs of this scenario")] = "",
-    folder: Annotated[Path, typer.Option(file_okay=False, help="folder with the runs' folders")] = RESULTS,
-    html: Annotated[Path | None, typer.Option("--html", dir_okay=False, help="write a page with charts here")] = None,
+    folder: Annotated[Path, typer.Option(file_okay=False, help="results folder, with one folder per run")] = RESULTS,
+    html: Annotated[
+        Path | None, typer.Option("--html", dir_okay=False, help="write an HTML page with charts to this file")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List earlier runs by scenario and machine: commit, rate, latencies, errors, outcome.
@@ -36,7 +38,10 @@ def history(
         write_json(runs)
     if not runs:
         of_it = f" of {scenario}" if scenario else ""
-        fail(f"{folder} has no run{of_it}; `penstock load run` writes one, or name another with --folder", code=1)
+        fail(
+            f"{folder} has no run{of_it}; start one with `penstock load run`, or give another folder with --folder",
+            code=1,
+        )
     series = series_of_runs(runs)
     if html is not None:
         from penstock_load.report.history_page import render_history  # loads matplotlib

@@ -30,10 +30,10 @@ def watch_or_fail(path: Path | None, *, is_quiet: bool) -> QuietWatch:
 
 
 class ProgressWatch(QuietWatch):
-    """Writes what happens to the file, at most a line a second, and hands it on."""
+    """Writes progress to the file, at most one line per second, and forwards it to the inner watch."""
 
     def __init__(self, path: Path, inner: QuietWatch, now: Callable[[], float] = time.monotonic) -> None:
-        """The file is begun anew; OSError passes."""
+        """Truncates the file. Raises OSError."""
         self._file = path.open("wb", buffering=0)
         self._inner, self._now, self._began_s = inner, now, now()
         self._lines, self._next_s = 0, 0.0
@@ -64,7 +64,7 @@ class ProgressWatch(QuietWatch):
         at_s = self._at_s
         if at_s < self._next_s:
             return
-        self._next_s = at_s + EVERY_S - 0.1  # views come every half second, a little late
+        self._next_s = at_s + EVERY_S - 0.1  # views arrive every half second with some jitter
         self._write(
             LoadProgress(
                 at_s=at_s,
@@ -93,7 +93,7 @@ class ProgressWatch(QuietWatch):
         return round(self._now() - self._began_s, 2)
 
     def _write(self, line: LoadProgress) -> None:
-        """A full disk costs lines, not the run."""
+        """Writes a line. Errors such as a full disk are ignored."""
         self._lines += 1
         if self._lines > MAX_LINES:
             return

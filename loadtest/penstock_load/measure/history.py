@@ -76,20 +76,20 @@ def summary_of(run: Run, name: str, headline: str) -> RunSummary:
 
 
 def write_summary(folder: Path, summary: RunSummary) -> None:
-    """Writes summary.json. OSError passes."""
+    """Writes summary.json. Raises OSError."""
     unfinished = folder / f"{SUMMARY_FILE}.part"
     unfinished.write_bytes(msgspec.json.encode(summary) + b"\n")
     os.replace(unfinished, folder / SUMMARY_FILE)
 
 
 def run_folders(results: Path) -> list[Path]:
-    """The folders below that hold a run, the newest first, at most MAX_RUNS. OSError passes."""
+    """The folders below that hold a run, the newest first, at most MAX_RUNS. Raises OSError."""
     found = [(path.stat().st_mtime_ns, path.parent) for path in results.glob(f"*/{RUN_FILE}")]
     return [folder for _, folder in heapq.nlargest(MAX_RUNS, found)]
 
 
 def read_history(results: Path, headline: Callable[[Run], str], scenario: str = "") -> list[RunSummary]:
-    """The runs in the folder, the newest first; of one scenario, if given. OSError passes.
+    """The runs in the folder, the newest first; of one scenario, if given. Raises OSError.
 
     headline: makes the sentence of a run without summary.json. Folders without a readable run are passed over.
     """
@@ -141,5 +141,5 @@ def _machine(run: Run) -> str:
 
 
 def _likeness(run: Run) -> tuple[object, ...]:
-    """What must be equal for a comparison to say something of the server."""
+    """Properties that must be equal for runs to be comparable."""
     return run.scenario, sorted(run.models), run.is_local, run.server_hardware, _machine(run)

@@ -1,4 +1,4 @@
-"""The section that compares a run with the last one of its kind."""
+"""The section that compares a run with the last comparable run."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class LastRun:
 
 
 def comparison_section(last: LastRun | None) -> Section | Absence:
-    """What changed since the last run, and whether it is more than the spread."""
+    """Changes since the last run, and whether they exceed the spread."""
     if last is None:
         return Absence(_TITLE, "The results folder has no earlier run of this scenario, its models and this machine.")
     rows = [row for row in last.comparison.rows if row.measure in _SHOWN]

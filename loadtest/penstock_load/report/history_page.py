@@ -1,4 +1,4 @@
-"""The history of scenarios as a page, with charts. Imports matplotlib."""
+"""The history of scenarios as an HTML page with charts. Imports matplotlib."""
 
 import base64
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def _charts(series: RunSeries) -> list[tuple[str, str]]:
 def _draw(
     runs: Sequence[RunSummary], unit: str, lines: Sequence[tuple[str, str, list[float | None]]], slo_ms: float | None
 ) -> Figure:
-    """A line a figure, a point a run, the oldest to the left, with the commits below."""
+    """One line per figure and one point per run, oldest to the left, with the commits below."""
     figure, axes = small_figure()
     for name, style, values in lines:
         points = [(place, value) for place, value in enumerate(values) if value is not None]

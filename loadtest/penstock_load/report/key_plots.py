@@ -1,4 +1,4 @@
-"""The small plots beside the verdict. Linear axes from 0, one message each."""
+"""The small plots below the verdict. Linear axes from 0; one message each."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,12 +26,12 @@ from penstock_load.report.opening import shown_run
 from penstock_load.report.rounds import TimelinePart, key_phase, searched_knee, series_of, stretches
 from penstock_load.results import Reload, Run, Side
 
-_SLO_IN_SIGHT = 6.0  # the SLO is drawn if it is at most so many times the highest latency
+_SLO_IN_SIGHT = 6.0  # the SLO is drawn if it is at most this multiple of the highest latency
 _BLUE, _PALE_BLUE = STRONG[Side.TARGET], PALE[Side.TARGET]
 
 
 def draw_key_latency(run: Run) -> Figure:
-    """p50 and p99 of each second against the SLO."""
+    """p50 and p99 per second, with the SLO."""
     figure, axes = small_figure()
     shown = shown_run(run)
     series = series_of(shown, Side.TARGET)
@@ -46,7 +46,7 @@ def draw_key_latency(run: Run) -> Figure:
 
 
 def draw_key_rates(run: Run) -> Figure:
-    """Offered, answered, and what went wrong, each second."""
+    """Offered, answered, rejected and failed requests per second."""
     figure, axes = small_figure()
     shown = shown_run(run)
     series = series_of(shown, Side.TARGET)
@@ -60,14 +60,14 @@ def draw_key_rates(run: Run) -> Figure:
 
 
 def draw_key_queue(run: Run) -> Figure:
-    """Requests in flight, each second."""
+    """Requests in flight, per second."""
     shown = shown_run(run)
     points = [(second.at_s + 0.5, float(second.in_flight)) for phase in shown.phases for second in phase.timeline]
     return _filled(shown, points, "requests in flight")
 
 
 def draw_key_memory(run: Run) -> Figure:
-    """The server's memory, each second."""
+    """Memory of the server, per second."""
     shown = shown_run(run)
     series = series_of(shown, Side.TARGET)
     return _filled(shown, list(zip(series.at_s, series.rss_mib, strict=True)), "server memory, MiB")
@@ -154,7 +154,7 @@ def _filled(shown: Run, points: Sequence[tuple[float, float]], name: str) -> Fig
 
 
 def _over_time(axes: Axes, shown: Run, name: str, *, columns: int) -> None:
-    """Names the axes; every other phase on a grey band. columns: of the legend, 0 for none."""
+    """Labels the axes, and shades every other phase. columns: columns of the legend, 0 for none."""
     phases = stretches(shown)
     begins_s, ends_s = phases[0].began_s, max(phase.ends_s for phase in phases)
     axes.set_xlim(begins_s, ends_s)
@@ -213,7 +213,7 @@ def _limit(run: Run, measure: str) -> float | None:
 
 
 def _bars(run: Run, kinds: Sequence[tuple[str, str, Callable[[Reload], float]]], *, limit: float | None) -> Figure:
-    """A group of bars a reload. limit: of a target, drawn where it is in sight."""
+    """A group of bars per reload. limit: of a target; drawn if it fits the axis."""
     figure, axes = small_figure()
     width = 0.8 / len(kinds)
     for place, (name, colour, pick) in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""The opening of a report: the verdict in a sentence, the key figures, and the charts that support it."""
+"""The top of a report: the verdict in a sentence, the key figures, and the charts that support it."""
 
 import statistics
 from collections import Counter
@@ -32,7 +32,7 @@ _MEMORY_MEASURE = "rss_slope_mib_per_min"
 
 
 def outcome(run: Run) -> Tone:
-    """GOOD: at least one target is met and none missed; BAD: one is missed, or the run counts for nothing."""
+    """GOOD: at least one target is met and none missed. BAD: one is missed, or the run is invalid."""
     states = [verdict.state for verdict in run.verdicts]
     if run.complaints or State.FAIL in states:
         return Tone.BAD
@@ -45,7 +45,7 @@ def headline(run: Run) -> str:
     judged, unjudged = states[State.PASS] + states[State.FAIL], _unjudged(states)
     if run.complaints:
         more = f" (and {times(len(run.complaints) - 1, 'more complaint')})" if run.complaints[1:] else ""
-        return f"FAIL: nothing in this run counts: {one_line(run.complaints[0])}{more}"
+        return f"FAIL: the run is invalid: {one_line(run.complaints[0])}{more}"
     if states[State.FAIL]:
         worst = next(verdict for verdict in run.verdicts if verdict.state is State.FAIL)
         return f"FAIL: {_missed(worst)}; {states[State.FAIL]} of {times(judged, 'target')} missed{unjudged}"
@@ -53,7 +53,7 @@ def headline(run: Run) -> str:
         return f"PASS: {_finding(run)}; {judged} of {times(judged, 'target')} met{unjudged}"
     if is_knee_search(run):
         return f"KNEE: {_finding(run)}"
-    why = f"no target could be judged{unjudged}" if run.verdicts else "no target speaks of this scenario"
+    why = f"no target could be judged{unjudged}" if run.verdicts else "no target applies to this scenario"
     return f"NO VERDICT: {why}; {_finding(run)}"
 
 
@@ -119,7 +119,7 @@ def _median(run: Run, measure: str) -> float | None:
 
 
 def key_figures(run: Run) -> tuple[KeyFigure, ...]:
-    """The handful of figures that a reader looks for first."""
+    """The key figures."""
     phase = key_phase(run)
     if phase is None:
         return _reload_figures(run)
@@ -135,7 +135,7 @@ def key_figures(run: Run) -> tuple[KeyFigure, ...]:
     found.append(KeyFigure("answered", Cell(f"{plain_number(answered)}/s", detail)))
     found.append(KeyFigure("not answered", _wrong(phase)))
     if capacity := _median(run, "capacity_per_s"):
-        found.append(KeyFigure("capacity", Cell(f"{plain_number(capacity)}/s", "callers that always wait")))
+        found.append(KeyFigure("capacity", Cell(f"{plain_number(capacity)}/s", "closed loop")))
     return tuple(found)
 
 
@@ -229,12 +229,12 @@ def _judges_refusals(run: Run) -> bool:
 
 def _refusal_chart(phase: PhaseRounds) -> KeyChart:
     p99_ms = phase.spread(lambda result: result.all.refusals.p99).median
-    finding = f"99 % of the refused requests got their refusal within {_latency(p99_ms)}."
+    finding = f"99 % of the rejected requests were rejected within {_latency(p99_ms)}."
     return KeyChart(PlotName.KEY_REFUSALS, "Time to a refusal", finding)
 
 
 def _third(run: Run, phase: PhaseRounds) -> list[KeyChart]:
-    """What else decides the verdict: memory, the queue, or the latency at other rates."""
+    """The chart of what else decides the verdict: memory, the queue, or latency at other rates."""
     typical = shown_results(run)[0]
     memory = [second.rss_mib for second in typical.timeline if second.rss_mib is not None]
     if memory and any(verdict.measure == _MEMORY_MEASURE for verdict in run.verdicts):
@@ -308,5 +308,5 @@ def _reload_charts(run: Run) -> tuple[KeyChart, ...]:
 
 
 def _round_note(run: Run, phase: PhaseRounds) -> str:
-    """Which round is shown, where there are several."""
+    """Which of several rounds is shown."""
     return f" Shown: round {shown_results(run)[0].round} of {run.rounds}, the median p99." if phase.rounds[1:] else ""

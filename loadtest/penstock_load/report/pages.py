@@ -18,7 +18,7 @@ from penstock_load.results import Run
 
 
 def compose(run: Run, last: LastRun | None = None) -> Document:
-    """Everything that a report of the run says; of what it cannot say, why. last: to compare it with."""
+    """The content of a run's report, and reasons for missing sections. last: the run to compare with."""
     found = _in_order(run)
     return Document(
         title=f"{one_line(run.scenario, at_most=80)} · load test",
@@ -129,7 +129,7 @@ def _complaints(document: Document) -> list[str]:
     if not document.complaints:
         return []
     lines = [f"> - {escape(complaint)}" for complaint in document.complaints]
-    return ["\n".join(["> **Nothing in this run can pass:**", ">", *lines])]
+    return ["\n".join(["> **This run is invalid and cannot pass:**", ">", *lines])]
 
 
 def _plots(document: Document) -> list[Absence]:

@@ -1,4 +1,4 @@
-"""Earlier runs in series that can be compared, and a table of each."""
+"""Groups earlier runs into comparable series, with a table of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _TONES = {"pass": Tone.GOOD, "fail": Tone.BAD}
 
 @dataclass(frozen=True, slots=True)
 class RunSeries:
-    """Runs that can be compared: same scenario, models, SLO and machine; the newest first, at least one."""
+    """Comparable runs: same scenario, models, SLO and machine; newest first, at least one."""
 
     runs: tuple[RunSummary, ...]
 
@@ -57,7 +57,7 @@ def series_of_runs(runs: Sequence[RunSummary]) -> tuple[RunSeries, ...]:
 
 
 def history_table(series: RunSeries) -> Table:
-    """A row a run; without the columns of figures that no run has."""
+    """One row per run. Columns without any value are omitted."""
     table = Table(HEAD, tuple(map(_row, series.runs)), frozenset({0, 1, 2, 10, 11}), times(len(series.runs), "run"))
     return drop_columns(table, NOTHING)
 

@@ -39,7 +39,7 @@ def test_probe_answers_facts_and_a_picture(api: ApiServer, pipeline: FakePipelin
         ({"uri": "rtsp://127.0.0.1/1"}, 403, "--allow-outbound"),
         ({"uri": "rtsp://169.254.169.254/1"}, 403, "--allow-outbound"),
         ({"uri": "gopher://camera/1"}, 400, "no protocol that is read"),
-        ({"uri": SHOWN}, 400, "write them out"),
+        ({"uri": SHOWN}, 400, "enter them"),
         ({"uri": SHOWN, "source_id": "gone"}, 404, "gone"),
         ({"uri": "rtsp://c.example/1", "open_timeout_s": 60}, 400, "open_timeout_s"),
         ({}, 400, "uri is missing"),

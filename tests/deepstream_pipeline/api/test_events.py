@@ -127,7 +127,7 @@ REFUSED = {
     "/v1/tracks?zone=": "zone: a text of 0 characters is not taken",
     "/v1/events/0": "event_id: ",
     "/v1/streams/cam/occupancy?step_s=61": "step_s: ",
-    "/v1/streams/cam/occupancy?since=2&until=1": "since is after until; exchange them",
+    "/v1/streams/cam/occupancy?since=2&until=1": "since is after until; swap them",
 }
 
 

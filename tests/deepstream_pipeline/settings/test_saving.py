@@ -151,11 +151,11 @@ def test_hand_edits_between_two_changes_are_kept(file: Path, made: Callable[[Cha
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (SourceAdded(SourceConfig("rtsp://evil.example/${CAMERA_PASSWORD}", "x")), "that is a variable"),
+        (SourceAdded(SourceConfig("rtsp://evil.example/${CAMERA_PASSWORD}", "x")), "would expand it as a variable"),
         (SourceAdded(SourceConfig("rtsp://c.example/1", "x", camera_name="a\nb")), "printable text of one line"),
         (SourceAdded(SourceConfig("/no/such.mp4", "x")), "there is no file"),
         (SourceAdded(SourceConfig("rtsp://c.example/1", "x", reconnect_interval_s=0.1)), "from 0.5"),
-        (RulesChanged("gate", {"os:system": []}), "stands in the settings file only"),
+        (RulesChanged("gate", {"os:system": []}), "can be set in the settings file only"),
         (RulesChanged("gate", {"line-crosing": []}), "line-crossing"),
         (SourceRemoved("gone"), "'gone' is not in the settings file"),
     ],

@@ -179,7 +179,9 @@ def test_second_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
 def test_two_runs_never_write_into_one_folder(tmp_path: Path) -> None:
     """The second one says which flag names another."""
     store = a_store(tmp_path / "events")
-    with pytest.raises(SinkFailed, match="another run stores its events there; name another folder with --events-fol"):
+    with pytest.raises(
+        SinkFailed, match="another run stores its events there; choose another folder with --events-fol"
+    ):
         a_store(tmp_path / "events")
     store.close()
     a_store(tmp_path / "events").close()

@@ -128,7 +128,7 @@ def test_file_that_is_damaged_while_it_runs_is_moved_aside(tmp_path: Path) -> No
     spoil(tmp_path / FILE)
     store._connection.close()  # type: ignore[union-attr]  # its cache has whole pages
     store._connection = sqlite3.connect(tmp_path / FILE, isolation_level=None, check_same_thread=False)
-    with pytest.raises(SinkFailed, match=r"was damaged .* and moved aside; a new store has begun"):
+    with pytest.raises(SinkFailed, match=r"was damaged .* and renamed; started a new store"):
         written(store, clock, result_with(60, crossed(60)))
     written(store, clock)
     assert store.alarm == ""
@@ -142,7 +142,7 @@ def test_damaged_files_do_not_pile_up(tmp_path: Path) -> None:
     for number in range(MAX_DAMAGED_FILES):
         (tmp_path / f"{FILE}.damaged-{number}").touch()
     (tmp_path / FILE).write_bytes(b"no database" * 1000)
-    with pytest.raises(SinkFailed, match="3 damaged files lie beside it: check the disk"):
+    with pytest.raises(SinkFailed, match="3 earlier damaged files exist: check the disk"):
         a_store(tmp_path)
     assert (tmp_path / FILE).read_bytes() == b"no database" * 1000
 
@@ -152,9 +152,11 @@ def test_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("CREATE TABLE notes (text)")
     other.close()
-    with pytest.raises(SinkFailed, match="is another program's database; name another folder with --events-folder"):
+    with pytest.raises(
+        SinkFailed, match="is a database of another program; choose another folder with --events-folder"
+    ):
         a_store(tmp_path)
-    with pytest.raises(StoreUnreadable, match="is no event store of this version"):
+    with pytest.raises(StoreUnreadable, match="is not an event store of this version"):
         EventReader(tmp_path).events(ALL)
 
 
