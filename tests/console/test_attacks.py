@@ -9,6 +9,7 @@ import structlog
 from aiohttp import web
 
 from penstock.console import proxy
+from penstock.console.main import checked_api_url
 from penstock.console.sessions import COOKIE
 from tests.console.harness import KEY, FakeGateway, served_console
 from tests.support.waiting import until
@@ -202,3 +203,18 @@ async def test_cookie_over_tls_cannot_come_from_another_host() -> None:
         assert cookie.startswith(f"__Host-{COOKIE}=")
         assert {"secure", "httponly", "samesite=strict", "path=/"} <= set(cookie.lower().split("; "))
         assert "domain" not in cookie.lower()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://user:secret@127.0.0.1:8010", "file:///etc/passwd", "javascript:1", "http://", "http://h:x"),
+        *("http://h:8010/?secret", "http://h:8010/#secret", "http://h\nsecret", ""),
+    ],
+)
+def test_address_of_an_api_has_no_password_that_browsers_could_see(url: str) -> None:
+    """It is shown to every browser when the API does not answer."""
+    with pytest.raises(ValueError, match=r"^--video-url must be http://HOST:PORT") as refused:
+        checked_api_url("--video-url", url)
+    assert "secret" not in str(refused.value)
+    assert checked_api_url("--video-url", "https://[::1]:8010/") == "https://[::1]:8010"

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.console.app import ConsoleApp, ConsoleParts
 from penstock.console.pages import read_static_files
@@ -55,7 +56,8 @@ async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     certificates = Certificates(options.tls) if options.tls is not None else None
     upstream_tls = _upstream_tls(options.upstream_cert)
-    gateway_url, video_url = options.gateway_url.rstrip("/"), options.video_url.rstrip("/")
+    gateway_url = checked_api_url("--gateway-url", options.gateway_url)
+    video_url = checked_api_url("--video-url", options.video_url)
     parts = ConsoleParts(
         gateway=Upstream("gateway", gateway_url, "start it with `penstock up`", upstream_tls),
         video=Upstream("video program", video_url, "start it with `penstock up --video`", upstream_tls),
@@ -77,6 +79,18 @@ async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]
     await stop.wait()
     await listener.stop(GRACE_S)
     await parts.proxy.aclose()
+
+
+def checked_api_url(flag: str, url: str) -> str:
+    """An API's URL without a slash at its end. Raises ValueError, without the URL, as browsers are shown it."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        is_valid = False
+    if not is_valid or "@" in url or "?" in url or "#" in url or not url.isprintable():
+        raise ValueError(f"{flag} must be http://HOST:PORT or https://HOST:PORT, without user, password and query")
+    return url.rstrip("/")
 
 
 def _sockets(options: ConsoleOptions) -> Sockets:
