@@ -186,7 +186,7 @@ def test_key_is_named_by_its_variable_in_shown_requests(show: Show) -> None:
         **{"options": {"conf": None}, "inputName": 'in"put', "needsKey": True},
     }
     script = """async request => {
-      const {curlText, pythonText, grpcText, reachable} = await import("/picture_request.js");
+      const {curlText, pythonText, grpcText, reachable} = await import("/pages/try/request.js");
       const own = "http://127.0.0.1:8000";
       const hosts = [[own, "box.example"], [own, "localhost"], ["https://g:1/", "box"]];
       const texts = [curlText, pythonText, grpcText].map(text => text(request));
@@ -318,8 +318,8 @@ def test_masks_are_painted_as_the_gateway_draws_them(show: Show) -> None:
     bits = random.random((37, 53)) > 0.5
     bits[:, 20:30] = True  # a run over several columns
     script = """async counts => {
-      const {areaOf, paintMask, runLengths} = await import("/masks.js");
-      const {PALETTE, colorOf} = await import("/result_drawing.js");
+      const {areaOf, paintMask, runLengths} = await import("/pages/try/masks.js");
+      const {PALETTE, colorOf} = await import("/pages/try/drawing.js");
       const pixels = new Uint32Array(37 * 53);
       paintMask(runLengths(counts), 37, 1, {pixels, width: 53, height: 37}, 1);
       const colors = Array.from({length: 120}, (_, index) => colorOf(index));

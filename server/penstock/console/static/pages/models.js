@@ -2,22 +2,13 @@
 
 import {h} from "/dom.js";
 import {gateway, identity} from "/api.js";
-import {badge, button, command, emptyState, faultLine, pageHead, poll, shown, table} from "/widgets.js";
-import {hasFiles, openAdd} from "/add_model.js";
-import {detail} from "/model_detail.js";
+import {button, command, emptyState, faultLine, pageHead, poll, shown, table} from "/widgets.js";
+import {hasFiles, openAdd} from "/pages/models/add.js";
+import {detail} from "/pages/models/detail.js";
+import {pageOf, reasonOf, refusedOf, stateBadge} from "/pages/models/model.js";
 
-const KINDS = {ready: "good", loading: "warn", unavailable: "bad"};
 const ORDER = ["unavailable", "loading", "ready", "not loaded"];
 const POLL_MS = 2000;
-
-export const pathOf = name => `/v1/models/${encodeURIComponent(name)}`;
-export const pageOf = name => `/models/${encodeURIComponent(name)}`;
-export const tryPageOf = name => `/try?model=${encodeURIComponent(name)}`;
-export const stateBadge = model => badge(model.state, KINDS[model.state] ?? "");
-/** Why a model is not ready; "" if its state says as much. */
-export const reasonOf = model => (model.state === "ready" || model.reason === model.state ? "" : model.reason || model.versions.find(version => version.reason)?.reason || "");
-/** Requests that were refused or failed in the queue, whatever the reason. */
-export const refusedOf = model => Object.values(model.traffic.refused).reduce((sum, count) => sum + count, 0);
 
 export const page = {
   title: "Models",

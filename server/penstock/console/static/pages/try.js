@@ -3,10 +3,10 @@
 import {h, replace} from "/dom.js";
 import {gateway, identity} from "/api.js";
 import {button, command, emptyState, faultLine, field, pageHead, poll} from "/widgets.js";
-import {imagePath, reachable, requestTabs} from "/picture_request.js";
-import {pictureSource} from "/picture_source.js";
-import {MAX_SIDE, depthImage, drawingOn} from "/result_drawing.js";
-import {kindOf, reportOf, resultList} from "/result_list.js";
+import {imagePath, reachable, requestTabs} from "/pages/try/request.js";
+import {pictureSource} from "/pages/try/source.js";
+import {MAX_SIDE, depthImage, drawingOn} from "/pages/try/drawing.js";
+import {kindOf, reportOf, resultList} from "/pages/try/list.js";
 
 const MODELS_MS = 10_000;
 const DEBOUNCE_MS = 120;

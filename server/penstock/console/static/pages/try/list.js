@@ -3,8 +3,8 @@
 import {h, replace} from "/dom.js";
 import {stageBar} from "/charts.js";
 import {shown, table} from "/widgets.js";
-import {areaOf, runLengths} from "/masks.js";
-import {colorOf} from "/result_drawing.js";
+import {areaOf, runLengths} from "/pages/try/masks.js";
+import {colorOf} from "/pages/try/drawing.js";
 
 const MAX_ROWS = 200;
 const MAX_JSON = 100_000;

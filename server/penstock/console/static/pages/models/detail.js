@@ -4,7 +4,7 @@ import {h, replace} from "/dom.js";
 import {gateway, identity} from "/api.js";
 import {barChart, lineChart} from "/charts.js";
 import {badge, button, clockTime, dialog, emptyState, faultLine, pageHead, poll, shown, table, toast} from "/widgets.js";
-import {pathOf, reasonOf, refusedOf, stateBadge, tryPageOf} from "/pages/models.js";
+import {pathOf, reasonOf, refusedOf, stateBadge, tryPageOf} from "/pages/models/model.js";
 
 const POLL_MS = 2000;
 const OVER_S = 10; // figures over the last seconds

@@ -3,7 +3,7 @@
 import {h, replace} from "/dom.js";
 import {gateway, withQuery} from "/api.js";
 import {badge, button, bytes, dialog, field, shown} from "/widgets.js";
-import {pageOf, tryPageOf} from "/pages/models.js";
+import {pageOf, tryPageOf} from "/pages/models/model.js";
 
 const WORK_MS = 360_000; // the file is read, tried and loaded
 const SHOWN_LABELS = 8;

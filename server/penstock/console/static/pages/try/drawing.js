@@ -1,6 +1,6 @@
 /** Draws a picture and its result on a canvas, with the colors of the gateway's own drawings (draw=1). */
 
-import {paintMask, runLengths} from "/masks.js";
+import {paintMask, runLengths} from "/pages/try/masks.js";
 
 export const PALETTE = [
   [80, 220, 240], [180, 200, 120], [200, 100, 160], [100, 180, 255], [240, 140, 0],
