@@ -1,38 +1,19 @@
 /** Streams: live previews of all cameras, each with a link to the camera's page. */
 
 import {h, replace} from "/dom.js";
-import {gateway, video} from "/api.js";
-import {badge, button, command, confirmed, emptyState, faultLine, pageHead, poll, shown, toast} from "/widgets.js";
-import {openCamera, savedText} from "/stream_form.js";
-import {detail} from "/stream_detail.js";
+import {video} from "/api.js";
+import {button, confirmed, emptyState, faultLine, pageHead, poll, shown, toast} from "/widgets.js";
+import {openCamera, savedText} from "/pages/streams/form.js";
+import {detail} from "/pages/streams/detail.js";
+import {STILL, absent, liveImage, pathOf, restart, stateBadge, stateText} from "/pages/streams/stream.js";
 
-const KINDS = {running: "good", connecting: "warn", reconnecting: "warn", stalled: "warn", paused: "", ended: "", auth_failed: "bad", failed: "bad"};
-export const STILL = ["paused", "ended", "failed"];
 const TILE_MS = 1000;
-
-export const pathOf = source => `/v1/streams/${encodeURIComponent(source)}`;
-const stateText = stream => stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : "");
-export const stateBadge = stream => badge(stateText(stream), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
-
-/** Asks for confirmation, then restarts a stream: a file from its beginning, counters at 0. */
-export const restart = (id, done) => confirmed(`Start ${id} over? Its counters restart at 0; stored events are not deleted.`, "Start over", async () => {
-  await video.post(`${pathOf(id)}/restart`);
-  await done();
-});
 
 export const page = {
   title: "Streams",
   path: "/streams",
   render: (root, context) => (context.rest[0] ? detail(root, context.rest[0], context) : wall(root)),
 };
-
-/** The content of a page if a request to the video program fails. The gateway reports why its own one cannot run. */
-export async function absent(error) {
-  if (error.status !== 502) return h("p", {class: "fault", role: "alert"}, error.message);
-  const {video_fault: fault} = await gateway.get("/v1/system").catch(() => ({video_fault: ""}));
-  if (fault) return emptyState("The video program cannot run", fault, h("p", {class: "quiet"}, "The stack tries to start it every 30 s."));
-  return emptyState("The video program is not running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command("penstock up --video")));
-}
 
 function wall(root) {
   const fault = faultLine();
@@ -151,41 +132,6 @@ function newTile(first, isSeen, again) {
       if (isStill) picture.hidden = true;
       turn.textContent = isOver() ? "Start over" : next.state === "paused" ? "Resume" : "Pause";
       turn.setAttribute("aria-label", `${turn.textContent} ${id}`);
-    },
-  };
-}
-
-/**
- * Requests one image after another while isWanted() is true and the page is visible. Otherwise nothing runs until
- * wake(): call it after each change of the stream's state. address: a path, or a function that returns one. ms: pause
- * between two images.
- */
-export function liveImage(image, isWanted, address, ms) {
-  let timer = null;
-  let count = 0;
-  let isBusy = false;
-  let isStopped = false;
-  function request() {
-    isBusy = !isStopped && !document.hidden && isWanted();
-    if (isBusy) image.src = `${video.url(typeof address === "function" ? address() : address)}&n=${(count += 1)}`;
-  }
-  const later = wait => {
-    if (!isStopped) timer = setTimeout(request, wait);
-  };
-  image.addEventListener("load", () => {
-    image.hidden = !isWanted();
-    later(ms);
-  });
-  image.addEventListener("error", () => {
-    image.hidden = true;
-    later(3000);
-  });
-  return {
-    wake: () => isBusy || request(),
-    stop() {
-      isStopped = true;
-      clearTimeout(timer);
-      image.removeAttribute("src");
     },
   };
 }

@@ -4,9 +4,9 @@ import {h, replace} from "/dom.js";
 import {video} from "/api.js";
 import {button, confirmed, faultLine, field, pageHead, poll, toast} from "/widgets.js";
 import {heatCells, occupancyPanel} from "/occupancy.js";
-import {openCamera, savedText} from "/stream_form.js";
-import {KINDS, middle, overlay, sectionOf, shapesOf} from "/shapes.js";
-import {STILL, absent, liveImage, pathOf, restart, stateBadge} from "/pages/streams.js";
+import {openCamera, savedText} from "/pages/streams/form.js";
+import {KINDS, middle, overlay, sectionOf, shapesOf} from "/pages/streams/shapes.js";
+import {STILL, absent, liveImage, pathOf, restart, stateBadge} from "/pages/streams/stream.js";
 
 const PICTURE_MS = 500;
 const HEAT_MS = 20_000; // as often as the video program stores it
