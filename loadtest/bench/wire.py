@@ -51,11 +51,15 @@ class BenchHttp:
 
     async def post(self, request: BenchRequest) -> bytes:
         """The answer's body. Raises BadAnswer for any status but 200."""
+        status, body = await self.send(request)
+        if status != 200:
+            raise BadAnswer(f"{self._url}{request.path} answered {status}: {body[:300]!r}")
+        return body
+
+    async def send(self, request: BenchRequest) -> tuple[int, bytes]:
+        """The answer's status and body."""
         async with self._session.post(self._url + request.path, data=request.body, headers=request.headers) as answer:
-            body = await answer.read()
-            if answer.status != 200:
-                raise BadAnswer(f"{self._url}{request.path} answered {answer.status}: {body[:300]!r}")
-            return body
+            return answer.status, await answer.read()
 
 
 class GrpcPort:

@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +128,10 @@ class Stack:
 
 
 @contextmanager
-def stack_of(checkout: Path, folder: Path) -> Iterator[Stack]:
-    """Raises BadAnswer if it does not become ready."""
+def stack_of(
+    checkout: Path, folder: Path, *flags: str, engine: str = "triton", more: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
+    """flags: of `penstock up`. more: of its environment. Raises BadAnswer if it does not become ready."""
     folder.mkdir(parents=True, exist_ok=True)
     bond = (sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid()))  # it ends with the bench
     program = (*bond, str(checkout / ".venv" / "bin" / "penstock"))
@@ -139,8 +141,9 @@ def stack_of(checkout: Path, folder: Path) -> Iterator[Stack]:
     ports = [word for port in free for word in (f"--{port}-port", "0")]
     if (checkout / "server" / "penstock" / "console").is_dir():  # former checkouts have no such setting
         environ["PENSTOCK_CONSOLE"] = "off"
-    command = [*program, "up", "--engine", "triton", "--home", str(folder / "home"), *ports]
-    child = Child(f"penstock up of {checkout}", command, folder / "up.log", environ, folder=checkout)
+    command = [*program, "up", "--engine", engine, "--home", str(folder / "home"), *ports, *flags]
+    started_with = {**environ, **(more or {})}
+    child = Child(f"penstock up of {checkout}", command, folder / "up.log", started_with, folder=checkout)
     try:
         child.wait(lambda: bool(_READY.search(child.text())), time.monotonic() + START_S)
         found = _READY.search(child.text())

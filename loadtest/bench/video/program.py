@@ -37,6 +37,7 @@ class ProgramRun:
     decode_ms: float
     stack_ms: float
     decoding_ms: float
+    frames: int = 0  # of all sources, also those that were not inferred
 
     @property
     def cpu_ms(self) -> float:
@@ -63,6 +64,7 @@ class _ProgramStream(msgspec.Struct):
 
     inferred: int
     drops: dict[str, int]
+    frames: int = 0
 
 
 class _ProgramStreams(msgspec.Struct):
@@ -73,6 +75,7 @@ class _ProgramStreams(msgspec.Struct):
 class _Look:
     at: float
     inferred: tuple[int, ...]
+    frames: int
     drops: Mapping[str, int]
     latency: Buckets
     cpu_s: tuple[float, float, float, float]
@@ -117,7 +120,8 @@ class VideoProgram:
         per_frame = 1000 / max(sum(inferred), 1)
         own, decode, stack, decoding = ((b - a) * per_frame for a, b in zip(before.cpu_s, after.cpu_s, strict=True))
         latency = after.latency.since(before.latency)
-        return ProgramRun(after.at - before.at, inferred, drops, latency, own, decode, stack, decoding)
+        frames = after.frames - before.frames
+        return ProgramRun(after.at - before.at, inferred, drops, latency, own, decode, stack, decoding, frames)
 
     def memory(self) -> Memory:
         """As it is now."""
@@ -140,6 +144,7 @@ class VideoProgram:
         return _Look(
             at=time.monotonic(),
             inferred=tuple(stream.inferred for stream in streams),
+            frames=sum(stream.frames for stream in streams),
             drops=drops,
             latency=latency_in(page),
             cpu_s=(own_s, whole_s - own_s, self._stack.read_s(), _decoding_s(page)),
