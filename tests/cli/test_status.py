@@ -244,12 +244,12 @@ def test_config_show_without_a_stack_is_what_up_would_use(tmp_path: Path, monkey
 def test_penstock_alone_shows_commands_for_what_runs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing; a stack with shipped models only; one with a model; one that wants a key; invalid settings."""
     monkeypatch.setenv("PENSTOCK_GATEWAY_URL", "http://127.0.0.1:9")
-    assert "Nothing runs here.\n\n    penstock serve best.onnx " in run().stdout
+    assert "No stack is running.\n\n    penstock serve best.onnx " in run().stdout
     monkeypatch.setenv("PENSTOCK_GATEWAY_URL", stand_in.url)
     stand_in.index = [{"name": "street", "version": "1", "state": "READY"}]
-    assert "without a model of yours.\n\n    penstock models add best.onnx" in run().stdout
+    assert "serves the example models only.\n\n    penstock models add best.onnx" in run().stdout
     stand_in.index.append({"name": "ppe", "version": "1", "state": "READY"})
-    assert f"A stack runs at {stand_in.url}.\n\n    penstock infer ppe photo.jpg --draw out.jpg  " in run().stdout
+    assert f"A stack is running at {stand_in.url}.\n\n    penstock infer ppe photo.jpg --draw out.jpg  " in run().stdout
     stand_in.key = "secret"
     assert "export PENSTOCK_API_KEY=KEY" in run().stdout
     monkeypatch.delenv("PENSTOCK_GATEWAY_URL")

@@ -1,4 +1,4 @@
-"""Chromium, driven by playwright, shows pages of a running stack's console. It fails for what no page may do."""
+"""Opens pages of a running console in Chromium with Playwright. Fails for script errors and foreign requests."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ FLAGS = (
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),  # a webcam for the page Try
 )
 WIDTHS = (1440, 1024, 390)
-TIMEOUT_MS = 15_000  # for what a test waits for, on a busy machine
+TIMEOUT_MS = 15_000  # of a wait, long enough for a busy machine
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
@@ -30,13 +30,13 @@ def started_chromium() -> Iterator[Browser]:
 
 @dataclass
 class Watched:
-    """What a page did that it may not do: errors of its scripts, refusals of its policy, calls of other hosts."""
+    """Forbidden actions of a page: script errors, violations of its policy, requests to other hosts."""
 
     origin: str
     faults: list[str] = field(default_factory=list)
 
     def watch(self, page: Page) -> None:
-        """Records it from now on."""
+        """Starts recording."""
         page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         page.on("console", lambda message: self._hear(message.type, message.text))
         page.on("request", lambda request: self._see(request.url))
@@ -56,7 +56,7 @@ class Watched:
 def shown_page(
     browser: Browser, url: str, *, width: int = 1440, height: int = 900, scheme: str = "light", has_touch: bool = False
 ) -> Iterator[Page]:
-    """The URL in a session of its own. Fails at the end if the page did what it may not do. scheme: light or dark."""
+    """Opens the URL in a new session. Fails at the end for forbidden actions. scheme: light or dark."""
     parts = urlsplit(url)
     watched = Watched(f"{parts.scheme}://{parts.netloc}")
     context = browser.new_context(

@@ -27,7 +27,7 @@ Show = Callable[..., AbstractContextManager[Page]]
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """One browser for the tests of a module; each page has a session of its own.
+    """One browser for the tests of a module; each page has its own session.
 
     Not of the test session: playwright runs an event loop in this thread, beside which no asynchronous test could run.
     """
@@ -39,7 +39,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def console_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """A stack without keys, with its console, that serves `street` and YOLOX-Nano. Its home is its own."""
+    """A stack without keys, with a console, that serves `street` and YOLOX-Nano from a new home."""
     home = tmp_path_factory.mktemp("console")
     if not SOURCE.is_dir():
         pytest.skip(f"no real inputs: {SOURCE} is absent")
@@ -51,7 +51,7 @@ def console_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
 
 @pytest.fixture
 def show(chromium: Browser, console_stack: RunningStack) -> Show:
-    """show(path, width=…, scheme=…): a page of the console of the stack without keys."""
+    """show(path, width=…, scheme=…) opens a page of the console without keys."""
 
     def shown(path: str = "/", **options: Any) -> AbstractContextManager[Page]:
         return shown_page(chromium, console_stack.console_url.rstrip("/") + path, **options)
@@ -87,7 +87,7 @@ def keyed_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedCon
 
 @pytest.fixture
 def show_keyed(chromium: Browser, keyed_console: KeyedConsole) -> Show:
-    """The same for the stack that requires keys."""
+    """As `show`, for the stack that requires keys."""
 
     def shown(path: str = "/", **options: Any) -> AbstractContextManager[Page]:
         return shown_page(chromium, keyed_console.stack.console_url.rstrip("/") + path, **options)

@@ -1,4 +1,4 @@
-"""The console's application over a fake gateway, both on real ports of loopback."""
+"""Runs the console's application in front of a fake gateway, both on loopback ports."""
 
 import asyncio
 import contextlib

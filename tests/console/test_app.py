@@ -1,4 +1,4 @@
-"""The console's HTTP application: its files, sessions, forwarded calls, and what browsers of other sites may do."""
+"""The console's HTTP application: files, sessions, forwarded calls, and requests from other sites."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.console.harness import KEY, served_console
 
 
 async def test_every_file_forbids_foreign_and_inline_code() -> None:
-    """The policy names the own origin only, and no unsafe-… keyword."""
+    """The policy allows the own origin only, and has no unsafe-… keyword."""
     async with served_console() as browser:
         for path in ("/", "/app.js", "/console.css", "/models", "/favicon.svg"):
             status, headers, _ = await browser.ask("GET", path)
@@ -42,7 +42,7 @@ async def test_address_of_the_gateway_is_known_to_pages() -> None:
 
 
 async def test_page_of_any_name_is_the_index_and_a_missing_file_is_404() -> None:
-    """Pages are shown by the browser; a file must exist."""
+    """Paths of pages return index.html; a missing file is 404."""
     async with served_console() as browser:
         index = (await browser.ask("GET", "/"))[2]
         for path in ("/streams/gate", "/models/people-1.5", "/load/../../etc/x.js"):
@@ -52,7 +52,7 @@ async def test_page_of_any_name_is_the_index_and_a_missing_file_is_404() -> None
 
 
 async def test_file_that_did_not_change_is_not_sent_again() -> None:
-    """The ETag of a file is answered with 304 and no body."""
+    """A request with a current ETag gets 304 without a body."""
     async with served_console() as browser:
         _, headers, _ = await browser.ask("GET", "/app.js")
         status, _, body = await browser.ask("GET", "/app.js", if_none_match=headers["etag"])
@@ -79,16 +79,16 @@ async def test_key_of_a_session_goes_to_the_gateway_and_never_to_the_browser() -
         assert "x-api-key" not in browser.gateway.asked[-1][2]
 
 
-async def test_unknown_key_begins_no_session() -> None:
-    """The gateway's refusal reaches the browser, without a cookie."""
+async def test_unknown_key_starts_no_session() -> None:
+    """The browser gets the gateway's error and no cookie."""
     async with served_console() as browser:
         assert await browser.log_in("another-key") == 401
         assert not list(browser.session.cookie_jar)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"api_key": 1}', b'{"api_key": " "}', b'{"api_key": "a\\nb"}', b"\xff"])
-async def test_login_with_a_malformed_body_is_refused(body: bytes) -> None:
-    """400 with a sentence, and the gateway is not asked."""
+async def test_login_with_a_malformed_body_is_rejected(body: bytes) -> None:
+    """The response is 400 with an error, and the gateway is not called."""
     async with served_console() as browser:
         status, _, answer = await browser.ask("POST", "/session", body=body, content_type="application/json")
         assert status == 400
@@ -96,8 +96,8 @@ async def test_login_with_a_malformed_body_is_refused(body: bytes) -> None:
         assert browser.gateway.asked == []
 
 
-async def test_login_with_a_long_body_is_refused() -> None:
-    """413 beyond the limit."""
+async def test_login_with_a_long_body_is_rejected() -> None:
+    """A body over the limit gets 413."""
     async with served_console() as browser:
         body = json.dumps({"api_key": "a" * MAX_SESSION_BODY_BYTES}).encode()
         status, _, _ = await browser.ask("POST", "/session", body=body, content_type="application/json")
@@ -112,7 +112,7 @@ async def test_login_with_a_long_body_is_refused() -> None:
     ],
 )
 async def test_path_outside_of_the_apis_is_not_forwarded(path: str) -> None:
-    """Only the documented APIs are reached through the console."""
+    """Only paths of the documented APIs are forwarded."""
     async with served_console() as browser:
         status, _, _ = await browser.ask("GET", path)
         assert status == 404
@@ -135,7 +135,7 @@ async def test_headers_that_name_a_caller_or_a_key_are_not_forwarded() -> None:
 
 
 async def test_body_and_answer_are_forwarded_as_they_are() -> None:
-    """A model's file of nearly a megabyte arrives whole, with its content type."""
+    """A body of 900 kB is forwarded completely, with its content type."""
     async with served_console() as browser:
         body = b"x" * 900_000
         path = "/gateway/v2/repository/models/a/add"
@@ -146,7 +146,7 @@ async def test_body_and_answer_are_forwarded_as_they_are() -> None:
 
 
 async def test_answer_of_an_api_cannot_run_code_or_set_cookies_in_the_console() -> None:
-    """HTML from an API is sandboxed, and its cookies and policies are dropped."""
+    """HTML from an API is sandboxed, and its cookies and policies are removed."""
 
     def hostile(_: web.Request) -> web.Response:
         headers = {"set-cookie": f"{COOKIE}=x", "content-security-policy": "default-src *", "refresh": "0; url=//x"}
@@ -161,7 +161,7 @@ async def test_answer_of_an_api_cannot_run_code_or_set_cookies_in_the_console() 
 
 
 async def test_redirect_of_an_api_is_not_followed() -> None:
-    """The key goes to the configured address only."""
+    """The API key is sent to the configured address only."""
 
     def redirect(_: web.Request) -> web.Response:
         return web.Response(status=307, headers={"location": "http://192.0.2.1/"})
@@ -171,8 +171,8 @@ async def test_redirect_of_an_api_is_not_followed() -> None:
         assert (await browser.ask("GET", "/gateway/v2/models/x"))[0] == 307
 
 
-async def test_program_that_does_not_run_is_502_with_the_command_that_starts_it() -> None:
-    """Nothing listens on the video program's port."""
+async def test_stopped_video_program_is_502_with_the_command_that_starts_it() -> None:
+    """The error names the command when nothing listens on the video program's port."""
     async with served_console() as browser:
         status, _, body = await browser.ask("GET", "/video/v1/streams")
         assert status == 502
@@ -180,7 +180,7 @@ async def test_program_that_does_not_run_is_502_with_the_command_that_starts_it(
 
 
 async def test_page_of_another_origin_can_neither_log_in_nor_change_anything() -> None:
-    """403 for Origin and Sec-Fetch-Site of another site; 421 for a foreign Host; 415 for a form."""
+    """Another site's Origin or Sec-Fetch-Site gets 403, a foreign Host 421, and a form 415."""
     async with served_console() as browser:
         body, kind = b'{"api_key": "x"}', "application/json"
         post = "POST", "/gateway/v2/repository/models/a/unload"
@@ -194,13 +194,13 @@ async def test_page_of_another_origin_can_neither_log_in_nor_change_anything() -
 
 
 async def test_name_of_the_server_that_is_allowed_is_served() -> None:
-    """--allowed-host adds a name."""
+    """A host name of --allowed-host is accepted."""
     async with served_console(allowed_hosts=("console.example",)) as browser:
         assert (await browser.ask("GET", "/", host="console.example"))[0] == 200
 
 
 async def test_roles_of_the_consoles_certificate_are_not_given_to_browsers() -> None:
-    """Where the console itself is known to the gateway, nothing is forwarded without a person's key."""
+    """A console with a client certificate forwards calls only with the key of a session."""
     async with served_console(needs_key=True) as browser:
         assert (await browser.ask("GET", "/gateway/v2/models/x"))[0] == 401
         assert browser.gateway.asked == []
@@ -209,7 +209,7 @@ async def test_roles_of_the_consoles_certificate_are_not_given_to_browsers() -> 
 
 
 async def test_other_methods_are_405() -> None:
-    """Files are only read."""
+    """Files accept GET and HEAD only, and /session POST and DELETE only."""
     async with served_console() as browser:
         assert (await browser.ask("POST", "/", body=b"x", content_type="application/json"))[0] == 405
         assert (await browser.ask("PUT", "/session", body=b"x", content_type="application/json"))[0] == 405

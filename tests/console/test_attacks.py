@@ -40,8 +40,8 @@ FORWARDED = "/gateway/v2/models/x"
         ("GET /gateway/v2 HTTP/1.1\nHost: {host}\nAccept: " + "a" * 70_000, 431),
     ],
 )
-async def test_request_that_could_be_read_two_ways_is_not_forwarded(head: str, status: int) -> None:
-    """It ends at the console, with one response."""
+async def test_ambiguous_request_is_not_forwarded(head: str, status: int) -> None:
+    """The console rejects it with one response."""
     async with served_console() as browser:
         reader, writer = await browser.send(head)
         line = await asyncio.wait_for(reader.readline(), 10)
@@ -51,7 +51,7 @@ async def test_request_that_could_be_read_two_ways_is_not_forwarded(head: str, s
 
 
 async def test_offer_to_upgrade_is_served_as_http() -> None:
-    """A websocket handshake opens no tunnel to an API."""
+    """A websocket handshake does not open a tunnel to an API."""
     async with served_console() as browser:
         offer = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
         reader, writer = await browser.send(f"GET {FORWARDED} HTTP/1.1\nHost: {{host}}\n{offer}")
@@ -79,7 +79,7 @@ async def test_headers_between_our_own_processes_are_not_forwarded() -> None:
 
 
 async def test_call_ends_when_its_browser_leaves_a_gateway_that_hangs() -> None:
-    """Tabs that give up do not use up the calls of the console."""
+    """Disconnected browsers do not use up the call limit of the console."""
     hanging = asyncio.Event()
 
     async def hang(_: web.Request) -> web.StreamResponse:
@@ -100,7 +100,7 @@ async def test_call_ends_when_its_browser_leaves_a_gateway_that_hangs() -> None:
 async def test_one_address_cannot_take_all_calls_nor_one_api_those_of_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """503 names the limit; the video program is still called."""
+    """The 503 response names the limit, and calls to the video program still work."""
     monkeypatch.setattr(proxy, "MAX_CALLS_OF_ADDRESS", 2)
     hanging = asyncio.Event()
 
@@ -163,7 +163,7 @@ async def test_endless_body_ends_with_the_refusal_of_the_api() -> None:
 
 
 async def test_login_whose_body_does_not_arrive_ends() -> None:
-    """408 after its time."""
+    """A login whose body is late gets 408."""
     async with served_console(session_body_s=0.05) as browser:
         head = "POST /session HTTP/1.1\nHost: {host}\nContent-Type: application/json\nContent-Length: 20"
         reader, writer = await browser.send(head, b'{"api')

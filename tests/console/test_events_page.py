@@ -1,4 +1,4 @@
-"""The Events page in a real browser, over a real event store: list, picture, filter, objects, occupancy."""
+"""The Events page in a real browser with a real event store: list, snapshot, filter, objects, occupancy."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def events_page(show: Show, store: str, path: str = "", **options: object) -> Iterator[Page]:
-    """The page, whose calls of the video program are answered by the store."""
+    """The page; the test's store answers its calls to the video program."""
 
     def answer(route: Route) -> None:
         parts = urlsplit(route.request.url)
@@ -66,7 +66,7 @@ def events_page(show: Show, store: str, path: str = "", **options: object) -> It
 
 
 def test_event_opens_with_its_picture(show: Show, store: str) -> None:
-    """The newest first, with a picture in its row; a click shows it large."""
+    """The newest event is first with its snapshot; a click shows it at full size."""
     with events_page(show, store) as page:
         first = page.get_by_role("region", name="Events").get_by_role("button").first
         expect(first).to_contain_text("door in")
@@ -78,7 +78,7 @@ def test_event_opens_with_its_picture(show: Show, store: str) -> None:
 
 
 def test_long_list_has_few_rows_in_the_document_and_reaches_its_end(show: Show, store: str) -> None:
-    """Pages are loaded while a person scrolls; rows out of sight are removed."""
+    """Scrolling loads further pages, and rows out of sight are removed."""
     with events_page(show, store) as page:
         region = page.get_by_role("region", name="Events")
         expect(page.get_by_role("status").filter(has_text="200 or more")).to_be_visible()
@@ -92,7 +92,7 @@ def test_long_list_has_few_rows_in_the_document_and_reaches_its_end(show: Show, 
 
 
 def test_filter_chooses_events_and_the_export_has_the_same(show: Show, store: str) -> None:
-    """A class that nothing has gives no events, and says so."""
+    """The list and the CSV export apply the same filter; an unknown class shows an empty list."""
     with events_page(show, store) as page:
         page.get_by_label("Class").fill("unicorn")
         page.keyboard.press("Enter")
@@ -106,7 +106,7 @@ def test_filter_chooses_events_and_the_export_has_the_same(show: Show, store: st
 
 
 def test_objects_are_found_by_class_and_zone(show: Show, store: str) -> None:
-    """With their way through the picture, or the picture of their event."""
+    """The filter selects objects by class and by zone."""
     with events_page(show, store, "Objects") as page:
         rows = page.get_by_role("region", name="Objects").get_by_role("button")
         expect(rows).to_have_count(2)
@@ -118,7 +118,7 @@ def test_objects_are_found_by_class_and_zone(show: Show, store: str) -> None:
 
 
 def test_occupancy_has_counters_and_a_heat_map(show: Show, store: str) -> None:
-    """Of the chosen stream."""
+    """The view shows counters and a heat map of the selected stream."""
     with events_page(show, store, "Occupancy") as page:
         expect(page.get_by_role("table").get_by_role("row").filter(has_text="line-crossing")).to_be_visible()
         expect(page.get_by_text("Where objects stood")).to_be_visible()
@@ -140,7 +140,7 @@ def test_names_from_rules_are_text(show: Show, store: str, tmp_path: Path) -> No
 
 
 def test_page_without_the_video_program_shows_how_to_start_it(show: Show) -> None:
-    """The console's own sentence, and a command to copy."""
+    """The page names the problem and shows a command to copy."""
     with show("/events") as page:
         expect(page.get_by_text("The video program is not running")).to_be_visible()
         expect(page.get_by_role("button", name="Copy: penstock video run")).to_be_visible()

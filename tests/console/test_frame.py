@@ -49,7 +49,7 @@ def test_every_page_fits_its_window_and_is_accessible(show: Show, width: int, sc
 
 
 def test_theme_button_changes_the_colors_and_is_remembered(show: Show) -> None:
-    """System, light, dark; a reload keeps the choice."""
+    """The button cycles through system, light and dark, and a reload keeps the choice."""
     with show("/", scheme="light") as page:
         ground = "getComputedStyle(document.documentElement).backgroundColor"
         light = page.evaluate(ground)
@@ -73,7 +73,7 @@ def test_pages_are_reached_by_keyboard(show: Show) -> None:
 
 
 def test_page_of_an_address_is_shown_after_a_reload_and_the_back_button_works(show: Show) -> None:
-    """Addresses of pages can be kept and shared."""
+    """The URL of a page can be reloaded and shared."""
     with show("/") as page:
         last = _pages(page)[-1]
         page.locator(f'#nav a[href="{last}"]').click()
@@ -84,7 +84,7 @@ def test_page_of_an_address_is_shown_after_a_reload_and_the_back_button_works(sh
 
 
 def test_key_is_asked_for_once_and_kept_until_logout(show_keyed: Show, keyed_console: KeyedConsole) -> None:
-    """A wrong key shows the gateway's sentence; the right one also works after a reload, until logout."""
+    """A wrong key shows the gateway's error; a valid key works until logout, also after a reload."""
     with show_keyed("/") as page:
         dialog = page.get_by_role("dialog", name="API key")
         dialog.get_by_label("API key").fill("not-a-key-of-this-gateway")
@@ -103,7 +103,7 @@ def test_key_is_asked_for_once_and_kept_until_logout(show_keyed: Show, keyed_con
 
 
 def test_console_that_lost_its_gateway_says_so_and_recovers(show: Show) -> None:
-    """While calls fail the page shows one sentence; it disappears when they succeed again."""
+    """The page shows one error while calls fail, and hides it when they succeed again."""
     with show("/models") as page:
         expect(page.get_by_text("yolox-nano").first).to_be_visible()
         page.route(

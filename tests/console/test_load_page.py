@@ -43,7 +43,7 @@ def run(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def answer_runs(page: Page, runs: list[dict[str, Any]]) -> None:
-    """The list of runs is this one."""
+    """Makes the page show these runs."""
     content = json.dumps({"runs": runs, "running": None})
     page.route("**/gateway/v1/load/runs", lambda route: route.fulfill(body=content, content_type="application/json"))
 
@@ -89,7 +89,7 @@ def test_two_runs_are_compared_and_names_are_text(show: Show) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_page_fits_and_is_accessible(show: Show, width: int) -> None:
-    """At each width, and dark on the phone."""
+    """The page fits each width and has no serious findings of axe-core."""
     with show("/load", width=width, scheme="dark" if width == min(WIDTHS) else "light") as page:
         answer_runs(page, [run(2), run(1)])
         expect(page.get_by_role("img", name="Rate: throughput")).to_be_visible()
@@ -98,7 +98,7 @@ def test_page_fits_and_is_accessible(show: Show, width: int) -> None:
 
 
 def test_reader_sees_which_role_it_needs(show_keyed: Show, keyed_console: KeyedConsole) -> None:
-    """Load tests are for admins."""
+    """A key without the role admin sees that load tests require it."""
     with show_keyed("/load") as page:
         log_in(page, keyed_console.secrets["read"])
         expect(page.get_by_text("require an API key with the role admin")).to_be_visible()

@@ -120,7 +120,7 @@ def test_refresh_of_100_models_changes_only_what_is_new(show: Show, console_stac
 
 
 def test_names_and_reasons_of_models_are_text(show: Show, console_stack: RunningStack) -> None:
-    """Whatever a file or an engine puts into them."""
+    """Markup in names and reasons is shown as text."""
     report = made_report(console_stack, 1)
     report["models"][0] |= {"name": HOSTILE, "state": "unavailable", "reason": f"failed: {HOSTILE}"}
     with show("/models") as page:

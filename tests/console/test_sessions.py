@@ -13,7 +13,7 @@ def test_key_of_a_session_is_found_by_its_token_only() -> None:
 
 
 def test_session_ends_after_it_was_not_used_for_the_idle_time() -> None:
-    """Each use starts the idle time anew."""
+    """Each use restarts the idle time."""
     sessions = Sessions()
     token = sessions.begin("secret", 0.0)
     assert sessions.key_of(token, IDLE_S) == "secret"

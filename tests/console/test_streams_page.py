@@ -44,7 +44,7 @@ def rules_of(stack: RunningStack, source: str) -> dict[str, list[dict[str, objec
 
 
 def test_without_a_video_program_the_command_is_shown(show: Show) -> None:
-    """A page that could not work says how to start what it needs."""
+    """The page shows the command that starts the video program."""
     with show("/streams") as page:
         expect(page.get_by_text("penstock up --video")).to_be_visible()
         expect(page.get_by_role("button", name="Add a camera")).to_be_disabled()
@@ -60,10 +60,10 @@ def test_why_the_video_program_cannot_run_is_shown(show: Show) -> None:
         expect(page.get_by_text(fault)).to_be_visible()
 
 
-def test_camera_is_tried_added_and_a_line_drawn_whose_counter_moves(
+def test_camera_is_tested_and_added_and_the_counter_of_its_line_moves(
     chromium: Browser, video_stack: RunningStack
 ) -> None:
-    """From the form over the mouse to the settings file. A camera's name is text, whatever is in it."""
+    """A camera is added by the form, its line is drawn by mouse, and both are saved; its name is shown as text."""
     with shown_page(chromium, f"{video_stack.console_url}streams") as page:
         page.get_by_role("button", name="Add a camera").click()
         form = page.get_by_role("dialog", name="Add a camera")

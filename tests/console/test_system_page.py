@@ -20,7 +20,7 @@ def log_in(page: Page, secret: str) -> None:
 
 
 def test_overview_shows_engine_and_processes_with_their_load(show: Show) -> None:
-    """From the second answer on, the CPU column has each process's use."""
+    """From the second response on, the CPU column shows the use of each process."""
     with show("/system") as page:
         expect(page.get_by_text("ONNX Runtime")).to_be_visible()
         row = page.get_by_role("row").filter(has_text="gateway").first
@@ -29,8 +29,8 @@ def test_overview_shows_engine_and_processes_with_their_load(show: Show) -> None
         expect(page.get_by_text("2 ready")).to_be_visible()
 
 
-def test_findings_say_what_is_fine_and_what_to_do(show: Show) -> None:
-    """Fine checks are folded; the machine can be examined again."""
+def test_findings_show_passed_checks_and_what_to_do(show: Show) -> None:
+    """Passed checks are collapsed, and the checks can be run again."""
     with show("/system") as page:
         page.get_by_role("link", name="Findings").click()
         expect(page.get_by_text("checks passed")).to_be_visible(timeout=TIMEOUT_MS)
@@ -68,7 +68,7 @@ def _line(text: str) -> dict[str, object]:
 
 
 def test_settings_show_where_each_value_came_from(show: Show) -> None:
-    """Only changed ones, or those that match a text."""
+    """The list can be limited to changed settings, or filtered by text."""
     with show("/system/config") as page:
         expect(page.get_by_role("cell", name="grace_s")).to_be_visible()
         page.get_by_label("Only changed settings").check()
@@ -80,7 +80,7 @@ def test_settings_show_where_each_value_came_from(show: Show) -> None:
 
 
 def test_audit_log_that_is_not_written_names_the_flag(show: Show) -> None:
-    """Instead of an empty table."""
+    """The view names --audit-log instead of showing an empty table."""
     with show("/system/audit") as page:
         expect(page.get_by_text("start with --audit-log FILE")).to_be_visible()
 

@@ -1,4 +1,4 @@
-"""`penstock console`: the web console in the foreground, for a gateway that runs here or elsewhere."""
+"""`penstock console`: the web console in the foreground, for a local or remote gateway."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ Certificate = Annotated[Path | None, typer.Option(help="PEM certificate chain; t
 ClientCa = Annotated[Path | None, typer.Option(help="PEM file of a CA that signs browsers' certificates [none]")]
 UpstreamCertificate = Annotated[
     Path | None,
-    typer.Option(help="PEM certificate of the gateway and the video program, if no CA of this system signed it [none]"),
+    typer.Option(help="PEM certificate of the gateway and the video program, if no system CA signed it [none]"),
 ]
 ListenFds = Annotated[str, typer.Option(hidden=True)]
 
@@ -28,7 +28,7 @@ ListenFds = Annotated[str, typer.Option(hidden=True)]
 def console(
     gateway: Annotated[
         str | None,
-        typer.Option("--gateway-url", envvar="PENSTOCK_GATEWAY_URL", help="the gateway [the stack that runs here]"),
+        typer.Option("--gateway-url", envvar="PENSTOCK_GATEWAY_URL", help="gateway URL [the stack on this machine]"),
     ] = None,
     video_url: VideoUrl = "http://127.0.0.1:8010",
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
@@ -44,7 +44,7 @@ def console(
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error")] = "info",
     listen_fds: ListenFds = "",
 ) -> None:
-    """Serve the web console and stay in the foreground. `penstock up` starts one by itself.
+    """Serve the web console in the foreground. `penstock up` starts its own console.
 
     Browsers log in with an API key of the gateway; the console has no rights of its own.
     """
@@ -53,7 +53,7 @@ def console(
     if (tls_cert is None) is not (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         fail("TLS needs both --tls-cert and --tls-key; --tls-client-ca also needs both")
     if tls_cert is None and not listen_fds and not is_loopback(host):
-        sys.stderr.write("penstock: without --tls-cert, API keys travel readable over the network\n")
+        sys.stderr.write("penstock: without --tls-cert, API keys are sent unencrypted over the network\n")
     tls = TlsFiles(tls_cert, tls_key, tls_client_ca) if tls_cert is not None and tls_key is not None else None
     options = ConsoleOptions(
         host,
@@ -65,7 +65,7 @@ def console(
         upstream_cert,
         tuple(map(int, filter(None, listen_fds.split(",")))),
     )
-    os.environ.pop("PENSTOCK_API_KEY", None)  # the console has no key of its own
+    os.environ.pop("PENSTOCK_API_KEY", None)  # the console uses the keys of its users only
     remove_working_directory()
     try:
         asyncio.run(serve_console(options, _quiet if listen_fds else _announce))

@@ -1,4 +1,4 @@
-"""The running gateway for commands, by the Python client, and the flags and defaults that find it."""
+"""Calls the gateway from commands with the Python client; flags and defaults that locate it."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.protocol.image_answer import ImageAnswer
 
 INDEX_TIMEOUT_S = 5.0
-INFER_GRACE_S = 5.0  # in which the gateway says itself that a deadline has passed
+INFER_GRACE_S = 5.0  # time for the gateway to report an expired deadline itself
 EMBEDDED_ENGINE = "penstock-embedded"
 LIST_HINT = "; `penstock models list` shows what there is"
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class GatewayClient:
     """
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        """api_key: goes with every call; empty for none."""
+        """api_key: sent with every call; empty for none."""
         self.url = url
         self._api_key = api_key
 
@@ -84,7 +84,7 @@ class GatewayClient:
         return self._run(operations.explain_model(model_name))
 
     def read(self, target: str, kind: type[T], timeout_s: float = INDEX_TIMEOUT_S) -> T:
-        """The JSON answer to a GET. target: path and query."""
+        """The JSON response to a GET. target: path and query."""
         return self._run(operations.page(target, kind, max_wait_s=timeout_s))
 
     def engine(self) -> EngineVersion:
@@ -119,7 +119,7 @@ class GatewayClient:
 
 
 def _for_command(error: InferenceError) -> str:
-    """The client's sentence, with flags in place of arguments."""
+    """The client's error message, with flags instead of arguments."""
     text = error.message.replace(KEY_ADVICE, f"give a valid key with --api-key or {API_KEY_VARIABLE}")
     text = text.replace(START_ADVICE, "start it with `penstock up`, or give its address with --url")
     if isinstance(error, ModelNotFound):
@@ -136,7 +136,7 @@ Url = Annotated[
     typer.Option(
         envvar=GATEWAY_VARIABLE,
         show_default=False,
-        help="the gateway [the stack that runs here, else http://127.0.0.1:8000]",
+        help="gateway URL [the stack on this machine, else http://127.0.0.1:8000]",
     ),
 ]
 VideoUrl = Annotated[
@@ -156,7 +156,7 @@ def settings_or_fail(home: Path | None = None) -> Settings:
 
 
 def gateway_url(given: str | None) -> str:
-    """The address that was given or is in PENSTOCK_GATEWAY_URL, else that of a gateway of this machine."""
+    """The given URL, else that in PENSTOCK_GATEWAY_URL, else that of a gateway on this machine."""
     return given or os.environ.get(GATEWAY_VARIABLE) or local_url(settings_or_fail())
 
 

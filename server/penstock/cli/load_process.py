@@ -6,7 +6,7 @@ import sys
 
 from penstock.process_limits import end_with_parent, limit_process
 
-_NICE = 2  # the server under test comes first; much lower, and the driver would measure its own delays
+_NICE = 2  # below the server under test, but high enough that the driver does not measure its own delays
 
 
 def main(arguments: list[str]) -> int:

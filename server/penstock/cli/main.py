@@ -31,7 +31,7 @@ OWN_COMMANDS = {
     "keys": Command("penstock.cli.keys", "app", "Make API keys for a gateway that asks for them."),
     "mps": Command("penstock.cli.mps", "app", "Share a GPU between processes: CUDA's MPS daemon."),
     "plan": Command("penstock.cli.plan", "plan", "Say what an engine can serve inside an SLO, replayed."),
-    "doctor": Command("penstock.cli.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
+    "doctor": Command("penstock.cli.doctor", "doctor", "Check this machine and show fixes."),
 }
 
 COMPLETION_VARIABLE = "_PENSTOCK_COMPLETE"  # set by the script of --install-completion

@@ -1,4 +1,4 @@
-"""What `penstock` without arguments prints: commands to begin with, for what runs here."""
+"""The output of `penstock` without arguments: first commands for the current situation."""
 
 import os
 import sys
@@ -15,43 +15,43 @@ Commands = tuple[tuple[str, str], ...]
 
 
 class Situation(Enum):
-    """What runs here: a first line, and commands with their purpose. {url}, {model}: replaced."""
+    """The state of this machine: a first line, and commands with their purpose. {url}, {model} are replaced."""
 
     NOTHING = (
-        "Nothing runs here.",
-        ("penstock serve best.onnx", "add a model of yours, and start the stack with it"),
-        ("penstock up", "start the stack with the models that are here"),
-        ("penstock models pull yolox-nano", "fetch a detector of 80 classes"),
-        ("penstock doctor", "what this machine has, what is missing, what to do"),
+        "No stack is running.",
+        ("penstock serve best.onnx", "add your model and start the stack"),
+        ("penstock up", "start the stack with all models in the repository"),
+        ("penstock models pull yolox-nano", "download a detector with 80 classes"),
+        ("penstock doctor", "check this machine and show fixes"),
     )
     NO_MODELS = (
-        "A stack runs at {url}, without a model of yours.",
-        ("penstock models add best.onnx", "add a model of yours"),
-        ("penstock models pull yolox-nano", "fetch a detector of 80 classes"),
-        ("penstock status", "the stack on one screen"),
+        "A stack is running at {url}. It serves the example models only.",
+        ("penstock models add best.onnx", "add your model"),
+        ("penstock models pull yolox-nano", "download a detector with 80 classes"),
+        ("penstock status", "show the state of the stack"),
     )
     RUNNING = (
-        "A stack runs at {url}.",
+        "A stack is running at {url}.",
         ("penstock infer {model} photo.jpg --draw out.jpg", "try a picture"),
-        ("penstock video run --source video.mp4 --model {model}", "watch a film or a camera"),
-        ("penstock status", "the stack on one screen"),
-        ("penstock logs --follow", "its log"),
+        ("penstock video run --source video.mp4 --model {model}", "process a video file or a camera"),
+        ("penstock status", "show the state of the stack"),
+        ("penstock logs --follow", "show its log"),
     )
     REFUSED = (
-        "A gateway at {url} answers, but not to this question: {reason}",
-        ("export PENSTOCK_API_KEY=KEY", "the key for all commands"),
-        ("penstock status", "the stack on one screen"),
-        ("penstock doctor", "what this machine has, what is missing, what to do"),
+        "The gateway at {url} returned an error: {reason}",
+        ("export PENSTOCK_API_KEY=KEY", "set the API key for all commands"),
+        ("penstock status", "show the state of the stack"),
+        ("penstock doctor", "check this machine and show fixes"),
     )
     INVALID = (
         "The settings are not valid: {reason}",
-        ("penstock doctor", "what this machine has, what is missing, what to do"),
-        ("penstock up --help", "the settings, their variables and flags"),
+        ("penstock doctor", "check this machine and show fixes"),
+        ("penstock up --help", "list all settings, their variables and flags"),
     )
 
 
 def print_start_page() -> None:
-    """Prints the page. Asks the gateway, if there is one."""
+    """Prints the page. Queries the gateway, if one is running."""
     sys.stdout.write(start_page(*_look()))
 
 
@@ -70,13 +70,13 @@ def _look() -> tuple[Situation, dict[str, str]]:
 
 
 def model_to_try(index: tuple[ModelState, ...]) -> str:
-    """A model of the user's that serves; empty if only shipped ones do."""
+    """A ready model that is not shipped with Penstock; empty if there is none."""
     shipped = {path.name for path in SHIPPED_MODELS.iterdir()}
     return next((row.name for row in index if row.state == "READY" and row.name not in shipped), "")
 
 
 def start_page(situation: Situation, words: dict[str, str]) -> str:
-    """The text. words: for the braces."""
+    """The text. words: values of the placeholders."""
     first, *commands = situation.value
     known = {name: one_line(text) for name, text in words.items()}
     rows = [(command.format(**known), purpose) for command, purpose in commands]

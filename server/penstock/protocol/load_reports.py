@@ -10,7 +10,7 @@ ScenarioName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]
 
 
 class LoadScenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario that ships. seconds: of all its phases, without pauses; 0 if not known in advance."""
+    """A built-in scenario. seconds: duration of all phases, without pauses; 0 if not known in advance."""
 
     name: str
     about: str
@@ -20,7 +20,7 @@ class LoadScenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadScenarios(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be run. targets: the URLs that are allowed; the first is this gateway."""
+    """Scenarios and targets of load tests. targets: allowed URLs; the first is this gateway."""
 
     scenarios: tuple[LoadScenario, ...]
     targets: tuple[str, ...]
@@ -87,14 +87,14 @@ class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs that are kept, the newest first. running: the id of the one that runs, or null."""
+    """The stored runs, newest first. running: ID of the run in progress, or null."""
 
     runs: tuple[LoadRun, ...]
     running: str | None = None
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a run, at most one a second, or a text. at_s: since the run began.
+    """Progress of a run, at most once per second, or a message. at_s: seconds since the run started.
 
     p50_ms, p99_ms, ok_per_s: over the last seconds. Counts: of the phase so far.
     """
@@ -129,7 +129,7 @@ class LoadRunProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A measure of two runs. ratio: b / a, None if a is 0. low, high: its 95 % confidence interval, if known.
+    """A metric of two runs. ratio: b / a, None if a is 0. low, high: its 95 % confidence interval, if known.
 
     is_larger_than_spread: None if the spread is unknown.
     """
@@ -146,7 +146,7 @@ class LoadDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two runs. warnings: what makes the comparison unfair. changes: versions, commit and addresses that differ."""
+    """Two runs. warnings: limits of the comparison. changes: versions, commit and addresses that differ."""
 
     a: str
     b: str

@@ -33,7 +33,7 @@ class AddFailure(msgspec.Struct, frozen=True):
 
 
 class ModelQuestion(msgspec.Struct, frozen=True):
-    """A fact that the file does not state. parameter: states it. choices: its values, likeliest first; may be empty.
+    """A property that the file does not contain. parameter: sets it. choices: values, likeliest first; may be empty.
 
     is_blocking: the model cannot be added without it.
     """
@@ -45,7 +45,7 @@ class ModelQuestion(msgspec.Struct, frozen=True):
 
 
 class InspectedTensor(msgspec.Struct, frozen=True):
-    """A declared input or output. datatype: null for a type that no tensor has. shape: -1 for a variable side."""
+    """A declared input or output. datatype: null for an unsupported type. shape: -1 for a variable dimension."""
 
     name: str
     datatype: str | None
@@ -53,7 +53,7 @@ class InspectedTensor(msgspec.Struct, frozen=True):
 
 
 class InspectedModel(msgspec.Struct, frozen=True):
-    """What was found in a model's file. It is not added.
+    """Properties of a model file that was inspected, not added.
 
     upload: the file's token; `upload=TOKEN` adds or inspects it without sending it again, for expires_s seconds.
     verdict: servable, ambiguous (a question must be answered) or unservable; reason: why. layout: empty if none was

@@ -1,4 +1,4 @@
-"""The JSON of GET /v1/models: what each model takes and answers, its batches, and how fast it is."""
+"""The JSON of GET /v1/models: inputs, outputs, batches, latency and rate of each model."""
 
 import msgspec
 
@@ -22,7 +22,7 @@ class TensorReport(msgspec.Struct, frozen=True):
 
 
 class CardReport(msgspec.Struct, frozen=True):
-    """How pictures become input, and outputs become results.
+    """How images are preprocessed, and outputs postprocessed.
 
     network_type: detector, classifier, segmentation, instance_segmentation or other. width, height: of the input in
     pixels; null if they follow the picture. input value = scale · (pixel - offset) · channel_factor. options: the query
@@ -69,7 +69,7 @@ class BatchingReport(msgspec.Struct, frozen=True):
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """Requests that wait for a batch, engine calls, and the predicted time of a new request; null if not known."""
+    """Requests that wait for a batch, engine calls, and the predicted latency of a new request; null if unknown."""
 
     waiting: int
     in_flight: int
@@ -94,7 +94,7 @@ class TrafficReport(msgspec.Struct, frozen=True):
 
 
 class ModelCheck(msgspec.Struct, frozen=True):
-    """Whether a model gives the answers that it should.
+    """The result of a model's check.
 
     verdict: ok, differs, cannot run, or not judged if there is nothing to compare with. compared_with: golden.json,
     golden.jpg, ONNX Runtime. reasons: why the verdict is not ok. notes: what else is worth knowing.

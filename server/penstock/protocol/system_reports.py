@@ -1,4 +1,4 @@
-"""JSON of the system endpoints: the state of a stack, its settings, doctor's findings, the audit log."""
+"""JSON of the system endpoints: state of a stack, settings, findings of doctor, and audit log."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
 
 class ModelQueue(msgspec.Struct, frozen=True):
-    """The queue of a model whose batches the gateway forms.
+    """The queue of a model that the gateway batches.
 
     waiting: requests. in_flight: engine calls. wait_s: estimate for a new request of one row; null if not known.
     dropped: requests since the start, by reason.
@@ -67,7 +67,7 @@ class ModelQueue(msgspec.Struct, frozen=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """A process with a context on the GPU. time_share: from 0 to 1, in which its kernels ran."""
+    """A process with a context on the GPU. time_share: fraction of time, from 0 to 1, with running kernels."""
 
     pid: int
     name: str
@@ -93,7 +93,7 @@ class GpuSummary(msgspec.Struct, frozen=True):
 
 
 class MpsSummary(msgspec.Struct, frozen=True):
-    """CUDA's Multi-Process Service. unattached: GPU processes of the engine without it.
+    """CUDA's Multi-Process Service. unattached: GPU processes of the engine that do not use it.
 
     active_thread_percentage, pinned_memory: each client's share as set; 0 or "auto" and "" for the default.
     """
@@ -133,7 +133,7 @@ class SystemReport(msgspec.Struct, frozen=True):
 
 
 class SettingReport(msgspec.Struct, frozen=True):
-    """A setting in force. origin: default, file, variable, flag, or start if it was decided at the start.
+    """An effective setting. origin: default, file, variable, flag, or start if it was chosen at startup.
 
     source: FILE:LINE, the variable or the flag; empty for default and start. value: null for none, "(hidden)" for
     secrets.
@@ -147,7 +147,7 @@ class SettingReport(msgspec.Struct, frozen=True):
 
 
 class SettingsReport(msgspec.Struct, frozen=True):
-    """All settings."""
+    """All effective settings."""
 
     settings: list[SettingReport]
 
@@ -163,21 +163,21 @@ class FindingReport(msgspec.Struct, frozen=True):
 
 
 class FindingsReport(msgspec.Struct, frozen=True):
-    """Findings on the machine and the models. age_s: time since the examination."""
+    """Findings on the machine and the models. age_s: seconds since the checks ran."""
 
     findings: list[FindingReport]
     age_s: float
 
 
 class LogReport(msgspec.Struct, frozen=True):
-    """Lines of the log, the oldest first. next: the position behind them, for the parameter `after`."""
+    """Log lines, oldest first. next: the position after them, for the parameter `after`."""
 
     lines: list[LogLine]
     next: str
 
 
 class AuditLine(msgspec.Struct, frozen=True):
-    """A line of the audit log. client: null without a key. outcome: ok, or the reason of the refusal."""
+    """A line of the audit log. client: null without a key. outcome: ok, or the reason of the rejection."""
 
     time: str
     client: str | None
@@ -188,6 +188,6 @@ class AuditLine(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """Lines of the audit log, the oldest first."""
+    """Lines of the audit log, oldest first."""
 
     lines: list[AuditLine]
