@@ -79,6 +79,7 @@ $(VENV)/.uv: requirements/bootstrap.txt
 	@touch $@
 
 $(VENV)/.base: $(VENV)/.uv requirements/load.txt requirements/link.py pyproject.toml
+	@echo "installing the packages: the first time they are downloaded"
 	@$(call install,$(VENV),-r requirements/load.txt)
 	@$(BIN)/python requirements/link.py
 	@touch $@
