@@ -76,7 +76,9 @@ def test_people_of_a_film_are_counted_as_by_hand(chromium: Browser, video_stack:
 
         counters = page.get_by_role("row", name=re.compile(f"Bollard line-crossing {into} {out} {into + out}"))
         expect(counters).to_be_visible()
-        expect(page.get_by_role("img", name=re.compile("^Objects at once, by position in the file"))).to_be_visible()
+        expect(
+            page.get_by_role("img", name=re.compile("^Objects at once, by time since the stream's start"))
+        ).to_be_visible()
         page.get_by_role("button", name="Heat map").click()
         expect(page.get_by_role("img", name="Heat map: ").locator("rect").first).to_be_visible(timeout=WAIT_MS)
 

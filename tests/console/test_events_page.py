@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,7 +36,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     writer = a_store(folder)
     is_set_up(writer, is_live=False)
     for number in range(EVENTS - 1):
-        writer.write(result_with(number, crossed(number, direction="in" if number % 2 else "out")))
+        made = result_with(number, crossed(number, direction="in" if number % 2 else "out"))
+        writer.write(replace(made, analytics=replace(made.analytics, counts={"objects/person": 2})))
     writer.write(result(EVENTS, size=(640, 480), events=(crossed(EVENTS),)))
     writer.close()
     pipeline = FakePipeline()
@@ -122,6 +124,18 @@ def test_occupancy_has_counters_and_a_heat_map(show: Show, store: str) -> None:
     with events_page(show, store, "Occupancy") as page:
         expect(page.get_by_role("table").get_by_role("row").filter(has_text="line-crossing")).to_be_visible()
         expect(page.get_by_text("Where objects stood")).to_be_visible()
+
+
+def test_times_of_a_film_are_read_as_on_a_clock(show: Show, store: str) -> None:
+    """The chart ends where the film is now, and a position has its minutes and seconds."""
+    with events_page(show, store, "Occupancy") as page:
+        chart = page.get_by_role("img", name="Objects at once, by time since the stream's start")
+        expect(chart.locator(".tick.start, .tick.middle, .tick.end").filter(has_text=":")).to_have_text(
+            ["0:00", "1:40", "3:20"]
+        )
+        page.get_by_role("navigation", name="Event views").get_by_role("link", name="Events").click()
+        page.get_by_role("region", name="Events").get_by_role("button").first.click()
+        expect(page.get_by_role("dialog")).to_contain_text("3:20.0 after the stream's start, frame 2000")
 
 
 def test_names_from_rules_are_text(show: Show, store: str, tmp_path: Path) -> None:

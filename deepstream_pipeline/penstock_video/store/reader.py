@@ -151,13 +151,18 @@ class EventReader:
 
     def source_times(self, source_id: str) -> SourceTimes | None:
         """Times of the source; None if nothing is stored for it. Raises StoreUnreadable."""
-        query = """SELECT began_at, is_live, (SELECT max(minute) FROM occupancy o WHERE o.source_id = s.source_id)
+        query = """SELECT began_at, is_live, (SELECT max(minute) FROM occupancy o WHERE o.source_id = s.source_id),
+            (SELECT max(last_pts_s) FROM (SELECT last_pts_s FROM tracks t
+                WHERE t.source_id = s.source_id AND first_at >= began_at ORDER BY first_at DESC LIMIT 1000))
             FROM sources s WHERE source_id = ?"""
         rows = self._rows(query, [source_id])
         if not rows:
             return None
-        began, is_live, minute = rows[0]
-        return SourceTimes(began, bool(is_live), began if minute is None else 60.0 * (minute + 1))
+        began, is_live, minute, last_pts_s = rows[0]
+        end = began if minute is None else 60.0 * (minute + 1)
+        if not is_live and last_pts_s is not None:
+            end = min(end, max(began + last_pts_s, 60.0 * minute))
+        return SourceTimes(began, bool(is_live), end)
 
     def _rows(self, query: str, values: Sequence[object] | dict[str, object]) -> list[tuple[Any, ...]]:
         until = time.monotonic() + QUERY_TIMEOUT_S

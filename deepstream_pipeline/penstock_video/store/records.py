@@ -88,7 +88,8 @@ class RuleCount:
 @dataclass(frozen=True, slots=True)
 class SourceTimes:
     """began_unix_s: when its last run began. is_live: a camera; the times of a file's occupancy are its start plus the
-    position in the file. last_unix_s: end of the newest minute with objects or events."""
+    position in the file. last_unix_s: end of the newest minute with objects or events; for a file, at most the newest
+    position of an object."""
 
     began_unix_s: float
     is_live: bool

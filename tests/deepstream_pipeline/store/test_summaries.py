@@ -125,7 +125,7 @@ def test_occupancy_counts_objects_of_each_class_and_events_by_direction(tmp_path
 
 
 def test_occupancy_of_a_file_follows_its_video(tmp_path: Path) -> None:
-    """An hour that is read in a minute is an hour in the chart: its start plus the position in the file."""
+    """An hour that is read in a minute is an hour in the chart, which ends with the newest object's position."""
     store = a_store(tmp_path / "events")
     is_set_up(store, is_live=False)
     for minute in range(3):
@@ -137,7 +137,7 @@ def test_occupancy_of_a_file_follows_its_video(tmp_path: Path) -> None:
     assert [row.unix_s - rows[0].unix_s for row in rows] == [0.0, 60.0, 120.0]
     times = reading.source_times("cam")
     assert times is not None
-    assert (times.began_unix_s, times.is_live, times.last_unix_s) == (UNIX_S, False, rows[-1].unix_s + 60.0)
+    assert (times.began_unix_s, times.is_live, times.last_unix_s) == (UNIX_S, False, UNIX_S + 120.0)
 
 
 def test_heat_is_the_time_that_feet_were_in_a_cell(tmp_path: Path) -> None:

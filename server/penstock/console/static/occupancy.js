@@ -3,7 +3,7 @@
 import {h, replace, s} from "/dom.js";
 import {video, withQuery} from "/api.js";
 import {lineChart} from "/charts.js";
-import {clockTime, duration, faultLine, field, poll, shown, table} from "/widgets.js";
+import {clockTime, faultLine, field, poll, position, shown, table} from "/widgets.js";
 
 const MAX_SERIES = 6;
 const COUNTERS_MS = 2000;
@@ -44,19 +44,20 @@ async function occupancyChart(source, range) {
   const series = answer.series.filter(one => one.points.some(point => point.most > 0)).slice(0, MAX_SERIES);
   const began = Date.parse(answer.began ?? answer.since) / 1000;
   const isVideo = answer.clock === "video";
-  const lines = series.map(one => ({name: one.kind === "objects" ? one.rule : `${one.rule} (${one.kind})`, points: steps(one.points, answer.step_s, isVideo ? began : 0)}));
-  const xText = time => (isVideo ? duration(Math.max(time - began, 0)) : clockTime(new Date(time * 1000)));
-  return lineChart({title: isVideo ? "Objects at once, by position in the file" : "Objects at once", series: lines, xText});
+  const end = isVideo ? Date.parse(answer.until) / 1000 : Date.now() / 1000; // the newest step is not over
+  const lines = series.map(one => ({name: one.kind === "objects" ? one.rule : `${one.rule} (${one.kind})`, points: steps(one.points, answer.step_s, isVideo ? began : 0, end)}));
+  const xText = time => (isVideo ? position(Math.max(time - began, 0)) : clockTime(new Date(time * 1000)));
+  return lineChart({title: isVideo ? "Objects at once, by time since the stream's start" : "Objects at once", series: lines, xText});
 }
 
-/** [[seconds, mean], …], level for each step, with 0 for the steps that are left out. began: of a file, in seconds. */
-function steps(points, step, began) {
+/** [[seconds, mean], …], level for each step, with 0 for the steps that are left out. No step goes beyond [began, end], in seconds. */
+function steps(points, step, began, end) {
   const all = [];
   for (const {time, mean} of points) {
     const start = Math.max(Date.parse(time) / 1000, began);
     const last = all.at(-1);
     if (last && start > last[0]) all.push([last[0], 0], [start, 0]);
-    all.push([start, mean], [Date.parse(time) / 1000 + step, mean]);
+    all.push([start, mean], [Math.max(Math.min(Date.parse(time) / 1000 + step, end), start), mean]);
   }
   return all;
 }

@@ -175,6 +175,15 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} days`;
 }
 
+/** A position in time as on a clock: 1:39, or 1:55.6 with one digit, or 1:02:03. seconds: from 0. */
+export function position(seconds, digits = 0) {
+  const whole = Number(seconds.toFixed(digits));
+  const hours = Math.floor(whole / 3600);
+  const minutes = Math.floor(whole / 60) % 60;
+  const rest = (whole % 60).toFixed(digits).padStart(digits ? digits + 3 : 2, "0");
+  return hours ? `${hours}:${String(minutes).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
+}
+
 /** The time of day, with the date unless it is today. when: a Date. */
 export function clockTime(when) {
   const time = when.toLocaleTimeString("en-GB");

@@ -4,7 +4,7 @@ import {h, replace, s} from "/dom.js";
 import {video, withQuery} from "/api.js";
 import {heatmap, occupancyPanel} from "/occupancy.js";
 import {virtualList} from "/virtual_list.js";
-import {badge, clockTime, command, dialog, duration, emptyState, faultLine, field, pageHead, poll, shown} from "/widgets.js";
+import {badge, clockTime, command, dialog, emptyState, faultLine, field, pageHead, poll, position, shown} from "/widgets.js";
 
 const ROW_HEIGHT = 84; // as .virtual-row in console.css
 const PAGE_ROWS = 200;
@@ -135,7 +135,7 @@ function showEvent(event) {
     ["Stream", event.source_id],
     ["Object", objectOf(event)],
     ["Score", event.score === null ? null : event.score.toFixed(3)],
-    ["Position", `${duration(event.pts_s)} in the video, frame ${event.frame_num}`],
+    ["Position", `${position(event.pts_s, 1)} after the stream's start, frame ${event.frame_num}`],
   ].filter(pair => pair[1] !== null);
   const clip = event.clip ? h("video", {controls: true, preload: "metadata", src: video.url(event.clip), "aria-label": "Clip of the event"}) : null;
   clip?.addEventListener("loadedmetadata", () => (clip.currentTime = Math.max(event.clip_offset_s - 1, 0)), {once: true});
@@ -165,7 +165,7 @@ async function objects(root, query) {
     row: track => [
       track.snapshot ? picture(track.snapshot, "") : drawnPath(track.path),
       h("span", {class: "row-title"}, h("strong", {}, `${track.label} #${track.track_id}`), " ", track.zones.map(zone => badge(zone))),
-      h("span", {class: "row-who"}, `${duration(track.duration_s)}, score ${track.score.toFixed(2)}`),
+      h("span", {class: "row-who"}, `${position(track.duration_s, 1)} long, score ${track.score.toFixed(2)}`),
       h("span", {class: "row-where quiet"}, `${track.source_id} · ${clockTime(new Date(track.first_time))}`),
     ],
     empty: () => emptyState("No objects", "No stored object matches the filter. Objects come from a stream's tracker."),
