@@ -171,8 +171,30 @@ def test_reader_sees_figures_and_which_role_an_action_needs(show_keyed: Show, ke
         expect(page.get_by_role("button", name="Unload")).to_be_disabled()
         expect(page.get_by_text("center-heatmap")).to_be_visible()
         page.get_by_role("link", name="All models").click()
-        expect(page.get_by_text("To add a model needs the role admin; this key has read.")).to_be_visible()
+        expect(page.get_by_text("Adding a model needs the role admin; this key has read.")).to_be_visible()
         expect(page.get_by_role("button", name="Add a model")).to_be_disabled()
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/models", "The list of models needs the role read"),
+        ("/system", "This view needs the role read"),
+        ("/system/logs", "This view needs the role admin"),
+    ],
+)
+def test_page_says_which_role_its_key_lacks(
+    show_keyed: Show, keyed_console: KeyedConsole, path: str, sentence: str
+) -> None:
+    """A key with the role infer only sees no empty tables, and no name of an HTTP header when its key is wrong."""
+    with show_keyed(path) as page:
+        dialog = page.get_by_role("dialog", name="API key")
+        dialog.get_by_label("API key").fill("pk-wrong")
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_role("alert")).to_have_text("the API key is unknown")
+        log_in(page, keyed_console.secrets["infer"])
+        expect(page.get_by_text(sentence)).to_be_visible()
+        expect(page.get_by_role("table")).to_have_count(0)
 
 
 def test_dropped_file_is_described_added_unloaded_loaded_and_removed(show: Show) -> None:

@@ -172,6 +172,28 @@ def test_key_of_the_session_is_not_in_the_shown_request(
     assert json.loads(done.stdout)["model_name"] == "street"
 
 
+def test_key_that_may_only_infer_tries_a_model_by_its_name(show_keyed: Show, keyed_console: KeyedConsole) -> None:
+    """The list needs the role read; the first key of docs/security.md has the role infer only."""
+    with show_keyed("/try") as page:
+        log_in(page, keyed_console.secrets["infer"])
+        choose(page)
+        expect(page.get_by_role("alert").filter(has_text="Enter the name of the model.")).to_be_visible()
+        page.get_by_label("Model").fill("street")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("street, version 1")).to_be_visible()
+        assert page.url.endswith("/try?model=street")
+
+
+def test_page_opens_with_the_model_used_last(show: Show) -> None:
+    """Of the models of this gateway, and without a model in the address."""
+    with show("/try") as page:
+        last = page.get_by_label("Model").locator("option").last.get_attribute("value")
+        page.get_by_label("Model").select_option(last)
+        page.get_by_role("link", name="System").click()
+        page.get_by_role("link", name="Try").click()
+        expect(page.get_by_label("Model")).to_have_value(str(last))
+
+
 def log_in(page: Page, secret: str) -> None:
     """Enters a key in the dialog that asks for it."""
     page.get_by_role("dialog", name="API key").locator("input").fill(secret)

@@ -81,6 +81,8 @@ async function parsed(response) {
   return text ? JSON.parse(text) : null;
 }
 
+const HEADER_ADVICE = /; send `Authorization: .*$/; // for programs: here a person enters the key
+
 async function errorOf(response) {
   let message = `${response.status} ${response.statusText}`;
   try {
@@ -88,6 +90,7 @@ async function errorOf(response) {
   } catch {
     // not JSON: report the HTTP status only
   }
+  if (response.status === 401) message = message.replace(HEADER_ADVICE, "");
   if (response.status === 401) document.dispatchEvent(new CustomEvent("needs-key", {detail: message}));
   return new ApiError(response.status, message, Number(response.headers.get("retry-after")) || null);
 }

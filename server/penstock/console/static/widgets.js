@@ -27,6 +27,11 @@ export function emptyState(title, text, ...actions) {
   return h("div", {class: "empty"}, h("p", {class: "empty-title"}, title), h("p", {}, text), ...actions);
 }
 
+/** Says which role the key lacks. what: what needs it. */
+export function roleNeeded(what, role) {
+  return emptyState(`${what} needs the role ${role}`, `The API key in use does not have the role ${role}. Log out, and log in with a key that has it.`);
+}
+
 /** A command with a copy button. */
 export function command(text) {
   const copy = button("Copy", async () => {

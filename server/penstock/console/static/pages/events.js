@@ -4,7 +4,7 @@ import {h, replace, s} from "/dom.js";
 import {video, withQuery} from "/api.js";
 import {heatmap, occupancyPanel} from "/occupancy.js";
 import {virtualList} from "/virtual_list.js";
-import {badge, clockTime, command, dialog, emptyState, faultLine, field, pageHead, poll, position, shown} from "/widgets.js";
+import {badge, clockTime, command, dialog, emptyState, faultLine, field, pageHead, poll, position, roleNeeded, shown} from "/widgets.js";
 
 const ROW_HEIGHT = 84; // as .virtual-row in console.css
 const PAGE_ROWS = 200;
@@ -29,6 +29,7 @@ export const page = {
 };
 
 function unavailable(error) {
+  if (error.status === 403) return roleNeeded("This list", "read");
   const title = error.status === 502 ? "The video program is not running" : "No events";
   return emptyState(title, error.message, h("div", {class: "empty-command"}, command("penstock video run --source video.mp4 --loop --realtime --model yolox-nano --line door=0.1,0.5,0.9,0.5")));
 }

@@ -1,8 +1,8 @@
 /** Models: what is served, in which state and how fast. A row leads to the model's page. */
 
-import {h} from "/dom.js";
+import {h, replace} from "/dom.js";
 import {gateway, identity} from "/api.js";
-import {button, command, emptyState, faultLine, pageHead, poll, shown, table} from "/widgets.js";
+import {button, command, emptyState, faultLine, pageHead, poll, roleNeeded, shown, table} from "/widgets.js";
 import {hasFiles, openAdd} from "/pages/models/add.js";
 import {detail} from "/pages/models/detail.js";
 import {pageOf, reasonOf, refusedOf, stateBadge} from "/pages/models/model.js";
@@ -100,11 +100,15 @@ function list(root) {
   const note = h("p", {class: "quiet"});
   identity().then(who => {
     add.disabled = !who.roles.includes("admin");
-    note.textContent = add.disabled && who.roles.length ? `To add a model needs the role admin; this key has ${who.roles.join(", ")}.` : "";
+    note.textContent = add.disabled && who.roles.length ? `Adding a model needs the role admin; this key has ${who.roles.join(", ")}.` : "";
   }, () => {});
   const stopDrops = takeDrops(() => !add.disabled);
   root.append(pageHead("Models", search, add), note, fault.element, h("div", {class: "row"}, filters), rows.element, omitted);
-  const stop = poll(load, POLL_MS, fault.show);
+  const stop = poll(load, POLL_MS, error => {
+    if (error.status !== 403) return fault.show(error);
+    stop();
+    return replace(root, pageHead("Models"), roleNeeded("The list of models", "read"));
+  });
   return () => {
     stop();
     stopDrops();

@@ -2,7 +2,7 @@
 
 import {h, replace} from "/dom.js";
 import {gateway, withQuery} from "/api.js";
-import {badge, bytes, button, clockTime, duration, emptyState, faultLine, field, pageHead, poll, shown, table} from "/widgets.js";
+import {badge, bytes, button, clockTime, duration, emptyState, faultLine, field, pageHead, poll, roleNeeded, shown, table} from "/widgets.js";
 
 const LEVEL_KINDS = {warning: "warn", error: "bad", critical: "bad"};
 const STATUS_KINDS = {ok: "good", note: "", warning: "warn", problem: "bad"};
@@ -31,7 +31,7 @@ export const page = {
 
 /** The content of a view if its first request fails. */
 function failure(error) {
-  if (error.status === 403) return emptyState("Administrators only", "This view requires an API key with the role admin.");
+  if (error.status === 403) return roleNeeded("This view", "admin");
   return h("p", {class: "fault", role: "alert"}, error.message);
 }
 
@@ -58,7 +58,7 @@ function overview(root) {
     empty: () => h("p", {class: "quiet"}, "No queues: the gateway has not batched requests for any model yet."),
   });
   root.append(fault.element, state, h("h2", {}, "GPUs"), gpus, h("h2", {}, "Processes"), processes.element, h("h2", {}, "Queues"), queues.element, h("h2", {}, "Last errors"), errors);
-  return poll(async signal => {
+  const stop = poll(async signal => {
     const report = await gateway.get("/v1/system", {signal});
     fault.show(null);
     replace(state, stateCards(report));
@@ -66,7 +66,12 @@ function overview(root) {
     processes.update(report.processes);
     queues.update(report.queues);
     replace(errors, report.errors.length ? logList(report.errors) : h("p", {class: "quiet"}, "None."));
-  }, 3000, fault.show);
+  }, 3000, error => {
+    if (error.status !== 403) return fault.show(error);
+    stop();
+    return replace(root, roleNeeded("This view", "read"));
+  });
+  return stop;
 }
 
 function stateCards(report) {
@@ -192,7 +197,11 @@ function logs(root, query) {
   function restart() {
     stop();
     at = null;
-    stop = poll(turn, 2000, fault.show);
+    stop = poll(turn, 2000, error => {
+      if (error.status !== 403) return fault.show(error);
+      stop();
+      return replace(root, failure(error));
+    });
   }
   async function turn(signal) {
     if (at !== null && !follow.checked) return;

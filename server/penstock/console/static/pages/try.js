@@ -9,9 +9,13 @@ import {MAX_SIDE, depthImage, drawingOn} from "/pages/try/drawing.js";
 import {kindOf, reportOf, resultList} from "/pages/try/list.js";
 
 const MODELS_MS = 10_000;
+const MAX_NAME = 200;
 const DEBOUNCE_MS = 120;
 const WAITING_MS = 400; // an answer that takes longer is announced
 const TIMEOUT_MS = 60_000;
+const LAST_MODEL = "try-model"; // in localStorage
+/** A model by its name only, as a key without the role read sees it: its options may be tried. */
+const unknown = name => ({name, state: "ready", inputs: [], card: {network_type: "other", options: ["conf", "iou"], conf: null, iou: null, skeleton: []}});
 const KIND_OF_TYPE = {classifier: "classes", segmentation: "segmentation", other: ""};
 
 export const page = {
@@ -25,16 +29,17 @@ export const page = {
     root.append(lost.element, fault.element, body);
     let bench = null;
     const stop = poll(async signal => {
-      const {models} = await gateway.get("/v1/models", {signal});
-      const usable = models.filter(model => model.card);
+      const models = await listed(signal);
+      const usable = models?.filter(model => model.card) ?? null;
       lost.show(null);
-      if (!bench && !usable.length) return replace(body, noModel());
+      if (!bench && usable?.length === 0) return replace(body, noModel());
       if (!bench) {
         const [who, addresses] = await Promise.all([identity(), fetch("/addresses", {signal}).then(response => response.json())]);
         const gatewayUrl = reachable(addresses.gateway, location.hostname);
         bench = newBench({fault, gatewayUrl, needsKey: Boolean(who.client), wanted: query.get("model"), models});
         replace(body, bench.element);
       }
+      if (usable === null) return stop(); // there is no list to follow
       return bench.update(usable);
     }, MODELS_MS, lost.show);
     return () => {
@@ -43,6 +48,16 @@ export const page = {
     };
   },
 };
+
+/** The models; null if the key may use models, but not list them. */
+async function listed(signal) {
+  try {
+    return (await gateway.get("/v1/models", {signal})).models;
+  } catch (error) {
+    if (error.status === 403 && (await identity()).roles.includes("infer")) return null;
+    throw error;
+  }
+}
 
 function noModel() {
   const example = h("div", {class: "empty-command"}, command("penstock models pull yolox-nano"));
@@ -106,7 +121,8 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   let aborter = null;
   let timer = null;
 
-  const choose = h("select", {onchange: () => chosen(true)});
+  const isNamed = models === null; // by hand, as there is no list
+  const choose = h(isNamed ? "input" : "select", {onchange: () => model() && chosen(true)});
   const conf = slider("Lowest score (conf)", "", later);
   const iou = slider("Most overlap (iou)", "", later);
   const reset = button("Reset", () => {
@@ -128,13 +144,14 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   canvas.addEventListener("mousemove", event => point(drawing.at(event)));
   canvas.addEventListener("mouseleave", () => point(null));
   element.append(
-    h("div", {class: "try-controls"}, field("Model", choose), conf.element, iou.element, reset),
+    h("div", {class: "try-controls"}, field("Model", choose, isNamed ? "Enter its name: this key cannot list the models, as it lacks the role read." : ""), conf.element, iou.element, reset),
     source.element,
     h("div", {class: "try-bench"}, h("div", {class: "try-stage"}, frame, save), list.element, report),
     h("h2", {}, "The same request"), tabs.element,
   );
 
-  const model = () => known.find(one => one.name === choose.value);
+  const typed = () => choose.value.trim().slice(0, MAX_NAME);
+  const model = () => (isNamed ? typed() && unknown(typed()) : known.find(one => one.name === choose.value));
   const options = () => ({conf: conf.element.hidden ? null : conf.value, iou: iou.element.hidden ? null : iou.value});
   function point(index) {
     drawing.highlight(index);
@@ -154,7 +171,10 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     kind = KIND_OF_TYPE[model().card.network_type] ?? "detections";
     if (image) present(null);
     resetSliders();
-    if (isByHand) history.replaceState(null, "", `/try?model=${encodeURIComponent(choose.value)}`);
+    if (isByHand) {
+      history.replaceState(null, "", `/try?model=${encodeURIComponent(model().name)}`);
+      remember();
+    }
     return run();
   }
   function later() {
@@ -174,14 +194,15 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   /** Sends the picture. False if live pictures should end. */
   async function run() {
     clearTimeout(timer);
-    if (!picture || !model()) return true;
+    if (!picture) return true;
+    if (!model()) return failed(new Error("Enter the name of the model."));
     aborter?.abort();
     aborter = new AbortController();
     const {signal} = aborter;
     const sent = picture;
     const began = performance.now();
     const waiting = sent.isLive ? null : setTimeout(list.wait, WAITING_MS);
-    const asked = gateway.post(imagePath(choose.value, options()), {body: sent.blob, type: sent.blob.type || "application/octet-stream", headers: {"x-penstock-explain": "1"}, timeoutMs: TIMEOUT_MS, signal})
+    const asked = gateway.post(imagePath(model().name, options()), {body: sent.blob, type: sent.blob.type || "application/octet-stream", headers: {"x-penstock-explain": "1"}, timeoutMs: TIMEOUT_MS, signal})
       .then(answer => ({answer, ms: performance.now() - began}), error => ({error}))
       .finally(() => clearTimeout(waiting));
     if (!image) {
@@ -205,7 +226,9 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     if (drawn !== image) drawn?.image.close?.();
     drawn = image;
   }
+  const remember = () => localStorage.setItem(LAST_MODEL, model().name);
   async function answered(answer, ms, sent) {
+    remember();
     const result = answer.results[0];
     kind = kindOf(result);
     present(result, result.depth ? await depthImage(result.depth) : null);
@@ -223,6 +246,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     return error.status >= 500 ? new Promise(resolve => setTimeout(resolve, 1000 * (error.retryAfterS ?? 1))) : false;
   }
   function showRequest() {
+    if (!model()) return;
     const {name, inputs} = model();
     const inputName = (inputs.find(one => one.datatype === "BYTES" || one.shape.length === 3) ?? inputs[0])?.name ?? "";
     tabs.update({gateway: gatewayUrl, model: name, fileName: picture?.name ?? "photo.jpg", options: options(), kind, inputName, needsKey});
@@ -231,7 +255,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     const before = JSON.stringify([choose.value, model()?.card]);
     const text = one => (one.state === "ready" ? one.name : `${one.name} (${one.state})`);
     const isSame = next.length === known.length && next.every((one, index) => text(one) === text(known[index]));
-    const names = [choose.value, wanted, (next.find(one => one.state === "ready") ?? next[0])?.name];
+    const names = [choose.value, wanted, localStorage.getItem(LAST_MODEL), (next.find(one => one.state === "ready") ?? next[0])?.name];
     known = next;
     if (!isSame) {
       replace(choose, next.map(one => h("option", {value: one.name}, text(one))));
@@ -239,7 +263,10 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     }
     if (model() && JSON.stringify([choose.value, model().card]) !== before) chosen(false);
   }
-  if (wanted && !models.some(one => one.name === wanted && one.card)) {
+  if (isNamed) {
+    choose.value = wanted ?? localStorage.getItem(LAST_MODEL) ?? "";
+    if (model()) chosen(false);
+  } else if (wanted && !models.some(one => one.name === wanted && one.card)) {
     const problem = models.find(one => one.name === wanted)?.card_problem;
     fault.show(new Error(problem || `The model ${wanted.slice(0, 100)} is not here, or takes no pictures.`));
   }

@@ -9,6 +9,8 @@ const WORK_MS = 360_000; // the file is read, tried and loaded
 const SHOWN_LABELS = 8;
 const MAX_NAME = 100;
 const VERDICTS = {servable: ["can be served", "good"], ambiguous: ["a question is open", "warn"], unservable: ["cannot be served", "bad"]};
+const REPLACE_LABEL = "Replace a model of this name that was added before";
+const REPLACE_ADVICE = "replace=1 replaces a model that was added"; // of the API
 const COLORS = ["RGB", "BGR", "gray"]; // of model-color-format
 /** Facts that a person can state. The gateway checks the values. */
 const FACTS = ["labels", "conf", "iou", "layout", "color", "input_size", "scale", "mean", "std", "resize", "padding", "keypoint_names", "skeleton", "parameter"];
@@ -103,7 +105,7 @@ export function openAdd(file = null) {
       h("div", {class: "row"}, h("p", {role: "status"}, badge(words, kind), found.verdict === "unservable" ? ` ${found.reason}` : null), button("Another file", () => choose(), {kind: "small"})),
       given.length ? h("p", {class: "actions"}, h("span", {}, "You said:"), given) : null,
       found.questions.map(question => questionOf(question, answer)),
-      found.verdict === "servable" ? [field("Name", name, "Letters, digits, '.', '_' and '-'. It is part of the model's address."), h("label", {class: "check"}, replaces, " Replace a model of this name that was added before")] : null,
+      found.verdict === "servable" ? [field("Name", name, "Letters, digits, '.', '_' and '-'. It is part of the model's address."), h("label", {class: "check"}, replaces, ` ${REPLACE_LABEL}`)] : null,
       factsOf(found),
       listOf("Found in two pictures", found.trial), listOf("Assumed", found.assumptions), listOf("Warnings", found.trial_failure ? [...found.warnings, `The trial failed: ${found.trial_failure}`] : found.warnings),
       found.evidence.length ? h("details", {}, h("summary", {}, "Why"), h("ul", {class: "plain"}, found.evidence.map(text => h("li", {}, text)))) : null,
@@ -125,6 +127,8 @@ export function openAdd(file = null) {
         h("p", {class: "actions"}, leave(tryPageOf(added.name), "Try it", "button primary"), leave(pageOf(added.name), "Its page", "button")));
       box.querySelector(".dialog-actions button").textContent = "Close";
       body.querySelector("a").focus();
+    } catch (error) {
+      throw new Error(error.message.replace(REPLACE_ADVICE, `or check “${REPLACE_LABEL}”`));
     } finally {
       form.disabled = false;
       waiting.remove();
