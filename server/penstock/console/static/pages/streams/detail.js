@@ -158,7 +158,7 @@ function newEditor(id, streamNow, side, frame) {
       if (shape.points.length < (isZone ? 3 : 2)) shape.points.splice(0, Infinity, ...middle(shape.kind));
       form();
     };
-    const hint = isZone ? "Click the corners of the zone in the picture, then Finish." : shape.kind === "line-crossing" ? "Click the two ends of the line in the picture." : "Click where the way begins, then where it leads.";
+    const hint = isZone ? "Click the corners of the zone in the picture, or drag along its edges, then Finish." : shape.kind === "line-crossing" ? "Drag the line in the picture, or click its two ends. The arrow points to the side that counts as in." : "Drag along the way in the picture, or click where it begins and where it leads.";
     replace(side, h("h2", {}, KINDS[shape.kind].title), h("p", {role: "status"}, hint), h("div", {class: "rule-adders"}, isZone ? button("Finish", finish, {kind: "primary"}) : null, button("Place it in the middle", () => {
       shape.points.splice(0, Infinity, ...middle(shape.kind));
       form();
@@ -204,7 +204,7 @@ function newEditor(id, streamNow, side, frame) {
       shape.points.reverse();
       canvas.show(edited.isNew ? [...shapes, shape] : shapes, shape);
     }) : null;
-    const note = shape.kind === "line-crossing" && !rule.direction ? h("p", {class: "quiet"}, "Counts both ways. In is from left to right, seen from the first point to the second.") : null;
+    const note = shape.kind === "line-crossing" && !rule.direction ? h("p", {class: "quiet"}, "Counts both ways: in with the arrow, out against it. Swap the ends to turn it.") : null;
     replace(side, h("h2", {}, edited.isNew ? "New rule" : `Edit ${rule.name}`), points, note, field("Name", name), KINDS[shape.kind].isZone ? field("Rule", kind) : null, field("Classes", classes, "Labels with commas; empty for all."), choices, more, message, h("div", {class: "rule-adders"}, save, swap, button("Cancel", cancel)));
     name.focus();
   }

@@ -12,6 +12,7 @@ export const KINDS = {
 };
 const STEP = 0.01; // movement per arrow key, as a fraction of the image's width or height
 const FINE = 0.001; // the same with Shift
+const DRAG_PX = 6; // a shorter movement of the pointer is a click
 
 const listOf = value => (Array.isArray(value) ? value : value ? [value] : []);
 
@@ -22,11 +23,12 @@ function unitOf(section, picture) {
   return section["config-width"] ? [section["config-width"], section["config-height"]] : picture;
 }
 
-/** The shapes of a section: [{kind, rule, points}]. Points are relative, from 0 to 1. */
+/** The shapes of a section: [{kind, rule, points, way}], with way: a one-way line's direction. Points are from 0 to 1. */
 export function shapesOf(section, picture) {
   const [width, height] = unitOf(section, picture);
+  const relative = points => listOf(points).map(([x, y]) => [x / width, y / height]);
   return Object.keys(KINDS).flatMap(kind =>
-    listOf(section[kind]).map(rule => ({kind, rule, points: listOf(rule[KINDS[kind].key]).map(([x, y]) => [x / width, y / height])})),
+    listOf(section[kind]).map(rule => ({kind, rule, points: relative(rule[KINDS[kind].key]), way: kind === "line-crossing" ? relative(rule.direction) : []})),
   );
 }
 
@@ -51,13 +53,13 @@ export function middle(kind) {
 
 /**
  * An SVG overlay on an image. `show(shapes, selected)` draws the shapes; the points of the selected one can be moved.
- * `draw(shape, done)` collects points by clicks. changed(): called after a point was moved.
+ * `draw(shape, done)` collects points by clicks and drags. changed(): called after a point was moved.
  */
 export function overlay({size, changed}) {
   const [width, height] = size;
   const unit = Math.max(width, height) / 100;
   const element = s("svg", {class: "overlay", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none"});
-  let drawing = null;
+  let drawing = null; // {shape, done, pressed, placed, pointer}: pressed and placed in CSS pixels
   let last = {shapes: [], selected: null};
 
   const at = event => {
@@ -71,6 +73,7 @@ export function overlay({size, changed}) {
     const name = shape.rule?.name ?? "";
     const parts = [s(kind.isZone && shape.points.length > 2 ? "polygon" : "polyline", {class: `shape ${shape.kind}${isSelected ? " selected" : ""}`, points: text(shape.points), "stroke-width": unit * (isSelected ? 0.6 : 0.4)})];
     if (shape.kind === "direction-detection" && shape.points.length === 2) parts.push(arrow(...shape.points));
+    if (shape.kind === "line-crossing" && shape.points.length === 2) parts.push(...inArrow(shape));
     if (shape.points.length && name) {
       const [x, y] = shape.points[0];
       parts.push(s("text", {class: "shape-name", x: x * width + unit, y: Math.max(y * height - unit, 3 * unit), "font-size": 2.4 * unit, "stroke-width": 0.5 * unit}, name));
@@ -78,11 +81,26 @@ export function overlay({size, changed}) {
     return parts;
   }
 
-  function arrow([x0, y0], [x1, y1]) {
+  function arrow([x0, y0], [x1, y1], look = "direction-detection") {
     const angle = Math.atan2((y1 - y0) * height, (x1 - x0) * width);
     const head = [2.6, -2.6].map(turn => [x1 * width - 3 * unit * Math.cos(angle + turn + Math.PI), y1 * height - 3 * unit * Math.sin(angle + turn + Math.PI)]);
     const points = [head[0], [x1 * width, y1 * height], head[1]].map(point => point.map(value => value.toFixed(1)).join(",")).join(" ");
-    return s("polyline", {class: "shape direction-detection", points, "stroke-width": 0.5 * unit});
+    return s("polyline", {class: `shape ${look}`, points, "stroke-width": 0.5 * unit});
+  }
+
+  /** The way that counts as in: of a line without a direction from its left to its right, seen from its first point. */
+  function inArrow({points: [[x0, y0], [x1, y1]], way}) {
+    const [dx, dy] = way?.length === 2 ? [(way[1][0] - way[0][0]) * width, (way[1][1] - way[0][1]) * height] : [(y0 - y1) * height, (x1 - x0) * width];
+    const length = Math.hypot(dx, dy);
+    if (!length) return [];
+    const [x, y] = [((x0 + x1) / 2) * width, ((y0 + y1) / 2) * height];
+    const along = steps => [(x + (steps * unit * dx) / length) / width, (y + (steps * unit * dy) / length) / height];
+    const [begin, end, label] = [along(-4), along(6), along(9)];
+    return [
+      s("polyline", {class: "shape way", points: text([begin, end]), "stroke-width": 0.5 * unit}),
+      arrow(begin, end, "way"),
+      s("text", {class: "shape-name way-name", x: label[0] * width, y: label[1] * height, "font-size": 2.4 * unit, "stroke-width": 0.5 * unit}, "in"),
+    ];
   }
 
   function handle(shape, number) {
@@ -114,7 +132,7 @@ export function overlay({size, changed}) {
   /** Draws all shapes. moved: the focused handle; handles are then repositioned, not replaced. */
   function render(moved = null) {
     const {shapes, selected} = last;
-    const lines = shapes.flatMap(shape => outline(shape, shape === selected));
+    const lines = shapes.flatMap(shape => outline(drawing?.shape === shape ? withPointer(shape) : shape, shape === selected));
     if (moved) {
       const handles = [...element.querySelectorAll(".handle")];
       handles.forEach((dot, number) => {
@@ -125,14 +143,38 @@ export function overlay({size, changed}) {
       element.prepend(...lines);
       return;
     }
-    replace(element, lines, selected && !drawing ? selected.points.map((_, number) => handle(selected, number)) : []);
+    const dots = (drawing?.shape.points ?? []).map(([x, y]) => s("circle", {class: "corner", cx: x * width, cy: y * height, r: unit, "stroke-width": 0.4 * unit}));
+    replace(element, lines, dots, selected && !drawing ? selected.points.map((_, number) => handle(selected, number)) : []);
   }
 
-  element.addEventListener("click", event => {
-    if (!drawing) return;
-    const {shape, done} = drawing;
-    shape.points.push(at(event));
-    if (!KINDS[shape.kind].isZone && shape.points.length === 2) {
+  /** The shape as it is with the pointer as its next point. */
+  const withPointer = shape => ({...shape, points: drawing.pointer && shape.points.length ? [...shape.points, drawing.pointer] : shape.points});
+  const isFar = ([x0, y0], event) => Math.hypot(event.clientX - x0, event.clientY - y0) >= DRAG_PX;
+
+  element.addEventListener("pointerdown", event => {
+    if (!drawing || !event.isPrimary || event.button) return;
+    event.preventDefault(); // keeps the focus, and selects no text
+    element.setPointerCapture(event.pointerId);
+    const isSame = drawing.placed && !isFar(drawing.placed, event); // a double click
+    drawing.pressed = [event.clientX, event.clientY];
+    drawing.pointer = null;
+    if (!isSame) drawing.shape.points.push(at(event));
+    render();
+  });
+  element.addEventListener("pointermove", event => {
+    if (!drawing || !event.isPrimary) return;
+    const isComplete = !KINDS[drawing.shape.kind].isZone && drawing.shape.points.length === 2;
+    if (isComplete) drawing.shape.points[1] = at(event);
+    else drawing.pointer = at(event);
+    render();
+  });
+  element.addEventListener("pointerup", event => {
+    if (!drawing?.pressed) return;
+    const {shape, done, pressed} = drawing;
+    const isLine = !KINDS[shape.kind].isZone;
+    if (isFar(pressed, event) && !(isLine && shape.points.length === 2)) shape.points.push(at(event));
+    Object.assign(drawing, {pressed: null, pointer: null, placed: [event.clientX, event.clientY]});
+    if (isLine && shape.points.length === 2) {
       drawing = null;
       done();
     }
@@ -147,9 +189,9 @@ export function overlay({size, changed}) {
       element.classList.toggle("drawing", Boolean(drawing));
       render();
     },
-    /** Collects the shape's points by clicks. done(): called after the second point of a line. */
+    /** Collects the shape's points by clicks and drags. done(): called after the second point of a line. */
     draw(shape, done) {
-      drawing = {shape, done};
+      drawing = {shape, done, pressed: null, pointer: null, placed: null};
       element.classList.add("drawing");
     },
     stop() {
