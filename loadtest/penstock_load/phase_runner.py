@@ -21,7 +21,7 @@ from penstock_load.pacer import offered_rate
 from penstock_load.results import GeneratorHealth, LiveView, PhaseResult, Record, Side, Status
 from penstock_load.scenario import Phase, Scenario, Shape
 from penstock_load.witness.loads import Loads, open_loads
-from penstock_load.witness.witness import Witnesses, open_witnesses
+from penstock_load.witness.witness import Given, Witnesses, open_witnesses
 
 MAX_IN_FLIGHT = 4096
 
@@ -30,7 +30,7 @@ MAX_IN_FLIGHT = 4096
 class RunOptions:
     """A run as it was asked for. folder: where records.jsonl and run.json go; it is there.
 
-    beside: the server to compare with, phase by phase. metrics_url, prometheus_url: empty where none was named.
+    beside: the server to compare with, phase by phase. given: of the target.
     server_hardware: what the user says the target runs on. command: as it was typed. commit: "" if unknown.
     """
 
@@ -43,8 +43,7 @@ class RunOptions:
     processes: int = 1
     max_in_flight: int = MAX_IN_FLIGHT
     images: str = ""
-    metrics_url: str = ""
-    prometheus_url: str = ""
+    given: Given = field(default_factory=Given)
     server_hardware: str = ""
     command: str = ""
     commit: str = ""
@@ -132,13 +131,14 @@ class PhaseRunner:
         order = self._order
         for side, endpoint in order.endpoints.items():
             is_target = side is Side.TARGET
-            metrics_url = order.metrics_url if is_target else ""
-            prometheus_url = order.prometheus_url if is_target else ""
+            given = order.given if is_target else Given()
             witnesses = await open_witnesses(
-                endpoint, order.models, metrics_url=metrics_url, prometheus_url=prometheus_url
+                endpoint, order.models, metrics_url=given.metrics_url, prometheus_url=given.prometheus_url
             )
             self._witnesses[side] = await stack.enter_async_context(witnesses)
-            loads = await open_loads(endpoint, began_s=self._epoch_s, metrics_url=metrics_url)
+            loads = await open_loads(
+                endpoint, began_s=self._epoch_s, metrics_url=given.metrics_url, server_pid=given.server_pid
+            )
             self._loads[side] = await stack.enter_async_context(loads)
             for sentence in (*witnesses.notes, *loads.notes) if is_target else ():
                 self._watch.note(sentence)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -87,7 +88,7 @@ async def test_run_ends_with_its_figures_and_its_report(tests: LoadTests, tmp_pa
     assert [one.id for one in (await tests.runs()).runs] == [run.id]
     words = seen(tmp_path, run)["words"]
     assert words[3:6] == ["run", "steady", "--target=http://127.0.0.1:8000"]
-    assert {"--grpc=127.0.0.1:8001", "--duration=5", "--json"} <= set(words)
+    assert {"--grpc=127.0.0.1:8001", f"--server-pid={os.getpid()}", "--duration=5", "--json"} <= set(words)
 
 
 async def test_key_is_in_the_environment_and_no_other_secret(
@@ -116,7 +117,7 @@ async def test_other_target_never_gets_the_callers_key(
     found = seen(tmp_path, run)
     assert found["environment"].get("PENSTOCK_API_KEY") == sent
     assert f"--target={OTHER}" in found["words"]
-    assert not any(word.startswith("--grpc") for word in found["words"])
+    assert not any(word.startswith(("--grpc", "--server-pid")) for word in found["words"])
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,36 @@ def test_family_of_a_port_is_the_supervisor_with_all_its_children_and_not_this_t
     assert meter.read().rss_bytes > 10 << 20
 
 
+STARTER = """
+import os, subprocess, sys
+arguments = [sys.executable, "-c", sys.argv[1], str(os.getpid())]
+subprocess.run(arguments, start_new_session=True)
+"""
+STARTED = """
+import os, subprocess, sys
+from penstock_load.witness.process_cpu import meter_of_starter
+with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as driver:
+    meter = meter_of_starter(int(sys.argv[1]))
+    found = {process.pid for process in meter.processes()}
+    used_s = meter.read_s()
+    print(int(sys.argv[1]) in found, meter.root.pid, os.getpid() in found, driver.pid in found, used_s > 0)
+    driver.stdin.close()
+"""
+
+
+def test_load_test_that_the_server_starts_counts_the_server_without_itself(tmp_path: Path) -> None:
+    """A child of a server's child: its supervisor and it are counted, the load test and its driver are not."""
+    python = tmp_path / "python"  # a program of its own, so that this test is not its parent
+    python.symlink_to(sys.executable)
+    supervisor = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', *sys.argv[1:]]))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [python, "-c", supervisor, STARTER, STARTED], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        out, _ = process.communicate(timeout=60)
+    assert out.split() == ["True", str(process.pid), "False", "False", "True"]
+
+
 @pytest.mark.parametrize("supervised", ["another interpreter"], indirect=True)
 def test_family_of_another_interpreters_child_is_that_child_alone(supervised: tuple[int, int]) -> None:
     """Triton asked by its own port is not the gateway's supervisor."""

@@ -35,6 +35,7 @@ from penstock_load.results import State
 from penstock_load.scenario import read_scenario, scenario_names
 from penstock_load.targets import UNITS, Target, TargetsError, read_targets
 from penstock_load.users.options import locust_arguments
+from penstock_load.witness.witness import Given
 
 KNEE = "knee_per_s"
 
@@ -181,6 +182,7 @@ def run(
     hardware: flags.Hardware = "",
     metrics: flags.MetricsUrl = "",
     prometheus: flags.PrometheusUrl = "",
+    server_pid: flags.ServerPid = 0,
     processes: flags.Processes = 1,
     max_in_flight: Annotated[int, typer.Option(min=1, help="requests under way at once")] = MAX_IN_FLIGHT,
     seed: flags.Seed = 1,
@@ -211,8 +213,7 @@ def run(
         processes=processes,
         max_in_flight=max_in_flight,
         images=str(images or ""),
-        metrics_url=metrics,
-        prometheus_url=prometheus,
+        given=Given(metrics, prometheus, server_pid),
         server_hardware=hardware,
         command=flags.command_line(),
         commit=flags.commit_or_fail(commit),

@@ -51,6 +51,7 @@ TargetsFile = Annotated[
 Hardware = Annotated[str, typer.Option(help="what a remote target runs on, such as 'V100' or 'NVIDIA H200, 16 cores'")]
 MetricsUrl = Annotated[str, typer.Option("--metrics", help="its metrics page [two ports above --target's]")]
 PrometheusUrl = Annotated[str, typer.Option("--prometheus", help="a Prometheus that scrapes it: asked instead")]
+ServerPid = Annotated[int, typer.Option(min=0, hidden=True, help="the process of the target that starts this run")]
 Processes = Annotated[int, typer.Option(min=1, max=64, help="driver processes")]
 Seed = Annotated[int, typer.Option(min=0, help="of payloads, mix and Poisson arrivals")]
 Out = Annotated[

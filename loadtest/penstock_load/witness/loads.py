@@ -5,6 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
@@ -16,7 +17,14 @@ import psutil
 from penstock_load.clients.client import Endpoint
 from penstock_load.results import Load
 from penstock_load.witness.gpu import GpuLine
-from penstock_load.witness.process_cpu import CpuMeter, NotListening, Usage, is_this_machine, meter_of_server
+from penstock_load.witness.process_cpu import (
+    CpuMeter,
+    NotListening,
+    Usage,
+    is_this_machine,
+    meter_of_server,
+    meter_of_starter,
+)
 from penstock_load.witness.readers import MetricsError, default_metrics_url, fetch_page
 
 CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
@@ -33,10 +41,9 @@ class UsageReader(Protocol):
 class ProcessUsage:
     """Of processes on this machine, found again by their port when the server was started again."""
 
-    def __init__(self, meter: CpuMeter, host: str, port: int) -> None:
+    def __init__(self, meter: CpuMeter, find: Callable[[], CpuMeter]) -> None:
         self._meter = meter
-        self._host = host
-        self._port = port
+        self._find = find
 
     async def read(self) -> Usage | None:
         """In a thread: it looks at every process of the machine, some milliseconds."""
@@ -48,7 +55,7 @@ class ProcessUsage:
         except psutil.Error:
             pass
         try:
-            self._meter = meter_of_server(self._host, self._port)
+            self._meter = self._find()
             return self._meter.read()
         except (NotListening, psutil.Error):
             return None
@@ -73,17 +80,18 @@ class PageUsage:
 
 
 async def find_usage(
-    session: aiohttp.ClientSession, endpoint: Endpoint, *, metrics_url: str, timeout_s: float
+    session: aiohttp.ClientSession, endpoint: Endpoint, *, metrics_url: str, timeout_s: float, server_pid: int = 0
 ) -> tuple[UsageReader | None, str]:
-    """The reader, or None with a sentence that gives the reason."""
+    """The reader, or None with a sentence that gives the reason. server_pid: as of open_loads."""
     parts = urlsplit(endpoint.http_url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    find = partial(meter_of_starter, server_pid) if server_pid else partial(meter_of_server, host, port)
     try:
-        meter = await asyncio.to_thread(meter_of_server, host, port)
+        meter = await asyncio.to_thread(find)
     except (NotListening, psutil.Error) as error:
         page = PageUsage(session, metrics_url or default_metrics_url(endpoint.http_url), timeout_s=timeout_s)
         return (page, "") if await page.read() else (None, f"no CPU of the server: {error}, and it does not say {CPU}")
-    return ProcessUsage(meter, host, port), ""
+    return ProcessUsage(meter, find), ""
 
 
 PROGRAM = (sys.executable, "-P", "-m", "penstock_load.witness.gpu")
@@ -297,15 +305,19 @@ async def open_loads(
     metrics_url: str = "",
     interval_s: float = INTERVAL_S,
     timeout_s: float = TIMEOUT_S,
+    server_pid: int = 0,
 ) -> Loads:
     """A sampler for this server, to be entered with `async with`.
 
-    began_s: the run's start on time.monotonic. If the server's usage cannot be read, its loads are None and
-    `notes` says why.
+    began_s: the run's start on time.monotonic. server_pid: the process of the server that started this load test; 0:
+    this load test is no child of the server, which is then found by its port. If the server's
+    usage cannot be read, its loads are None and `notes` says why.
     """
     session, gpus = aiohttp.ClientSession(), GpuReader()
     try:
-        usage, note = await find_usage(session, endpoint, metrics_url=metrics_url, timeout_s=timeout_s)
+        usage, note = await find_usage(
+            session, endpoint, metrics_url=metrics_url, timeout_s=timeout_s, server_pid=server_pid
+        )
         notes = [note] if note else []
         if await asyncio.to_thread(_is_here, endpoint):
             await gpus.start()

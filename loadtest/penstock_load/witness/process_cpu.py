@@ -28,9 +28,13 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuMeter:
-    """Reads a process and its descendants; the CPU time that a child used stays counted when it ends."""
+    """Reads a process and its descendants; the CPU time that a child used stays counted when it ends.
+
+    without: the process ID of a descendant that is not part of the program, with its own descendants; 0 for none.
+    """
 
     root: psutil.Process
+    without: int = 0
 
     def read_s(self) -> float:
         """Seconds of user and system time so far. Raises psutil.NoSuchProcess when the program has ended."""
@@ -50,7 +54,11 @@ class CpuMeter:
 
     def processes(self) -> list[psutil.Process]:
         """The program's processes now, the root first. Raises psutil.NoSuchProcess when the program has ended."""
-        return [self.root, *self.root.children(recursive=True)]
+        found = [self.root, *self.root.children(recursive=True)]
+        if self.without not in {process.pid for process in found}:
+            return found
+        strangers = {self.without, *(child.pid for child in psutil.Process(self.without).children(recursive=True))}
+        return [process for process in found if process.pid not in strangers]
 
 
 def meter_of_port(port: int) -> CpuMeter:
@@ -62,6 +70,18 @@ def meter_of_port(port: int) -> CpuMeter:
             "here (not --engine embedded), on the ports that are given"
         )
     return CpuMeter(outermost[0])
+
+
+def meter_of_starter(pid: int) -> CpuMeter:
+    """The meter of a server whose process `pid` started this load test; without this process and its descendants.
+
+    Its root is found from that process by the rule of meter_of_server: parents with the same program and user. Raises
+    psutil.NoSuchProcess.
+    """
+    root = psutil.Process(pid)
+    while (parent := root.parent()) and _is_same_program(parent, root):
+        root = parent
+    return CpuMeter(root, os.getpid())
 
 
 def meter_of_server(host: str, port: int) -> CpuMeter:

@@ -81,10 +81,14 @@ class ModelStatistics:
 
 
 class Given(NamedTuple):
-    """Addresses that a person gave; empty where none was."""
+    """Where the server's own figures are; empty where it was not given.
+
+    server_pid: the process of the server that started this load test; 0: no process of the server did.
+    """
 
     metrics_url: str = ""
     prometheus_url: str = ""
+    server_pid: int = 0
 
 
 class Found(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,7 +238,9 @@ class LoadTests:
 
     def _arguments(self, request: LoadRunRequest, run: LoadRun, folder: Path) -> Sequence[str]:
         own = self._options.own
-        place = (f"--grpc={own.grpc}", f"--metrics={own.metrics_url}") if run.target == own.url else ()
+        place: tuple[str, ...] = ()
+        if run.target == own.url:
+            place = (f"--grpc={own.grpc}", f"--metrics={own.metrics_url}", f"--server-pid={os.getpid()}")
         values = {
             "model": request.model or None,
             "duration": request.duration_s,
