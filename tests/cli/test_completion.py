@@ -46,9 +46,14 @@ def test_descriptions_are_one_line_each(shell: str) -> None:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_script_completes_in_bash() -> None:
-    """The script that is installed defines a completion for `penstock`."""
-    script = "source <(penstock --show-completion bash); COMP_WORDS=(penstock stat); COMP_CWORD=1; "
-    script += "_penstock_completion penstock; echo ${COMPREPLY[@]}; complete -p penstock"
+    """The script that is installed completes commands, and a command's parts before their first letter."""
+    ask = "_penstock_completion penstock; echo ${COMPREPLY[@]}; "
+    script = "source <(penstock --show-completion bash); complete -p penstock; "
+    script += f"COMP_WORDS=(penstock stat); COMP_CWORD=1; {ask}"
+    script += f"COMP_CWORD=2; COMP_WORDS=(penstock models ''); {ask} COMP_WORDS=(penstock video ''); {ask}"
     environment = {**os.environ, "PATH": f"{PENSTOCK.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
-    assert done.stdout.splitlines() == ["status", "complete -o default -F _penstock_completion penstock"]
+    defined, command, models, video = done.stdout.splitlines()
+    assert (defined, command) == ("complete -o default -F _penstock_completion penstock", "status")
+    assert {"list", "pull", "add", "check"} <= set(models.split())
+    assert {"run", "check", "events"} <= set(video.split())

@@ -19,19 +19,22 @@ from tests.cli.conftest import Call, StandIn
 from tests.models.add.test_add import write_yolox
 
 ROW = {"name": "ppe", "version": "1", "state": "READY", "reason": ""}
-Publish = Callable[[str], RunDirectory]
+Publish = Callable[..., RunDirectory]
 
 
 @pytest.fixture
 def publish() -> Iterator[Publish]:
-    """Publishes a running stack of this address, newer than the ones before."""
+    """Publishes a running stack of this address and home, newer than the ones before."""
     base = running_stacks.run_folders()
     base.chmod(0o700)
     with ExitStack() as directories:
 
-        def start(http_url: str) -> RunDirectory:
+        def start(http_url: str, home: str = "", checkout: str = "") -> RunDirectory:
             directory = directories.enter_context(claim_run_directory(base)[0])
-            publish_stack(directory.path, http_url, "127.0.0.1:1")
+            publish_stack(directory.path, http_url, "127.0.0.1:1", home=Path(home) if home else None)
+            if checkout:
+                file = directory.path / "running.json"
+                file.write_text(file.read_text().replace(running_stacks.PROGRAM, checkout))
             number = len(list(base.glob("run-*")))
             os.utime(directory.path / "running.json", ns=(number, number))
             return directory
@@ -50,15 +53,37 @@ def test_commands_without_url_use_the_stack_that_runs_here(penstock: Call, stand
 
 
 def test_of_several_stacks_the_newest_is_used_and_named(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
-    """One line on standard error names it, and how to use another."""
+    """One line on standard error names it, the others with their homes, and how to use another."""
     stand_in.index = [ROW]
-    publish("http://127.0.0.1:9")
+    publish("http://127.0.0.1:9", "/srv/theirs")
     publish(stand_in.url)
     answer = penstock("models", "unload", "ppe")
-    advice = "--url or PENSTOCK_HTTP_PORT selects one"
-    named = f"penstock: 2 stacks run here; the newest is used, {stand_in.url}. {advice}\n"
+    used, other = f"{stand_in.url} is used", "others are http://127.0.0.1:9 (home /srv/theirs)"
+    named = f"penstock: 2 stacks run here: {used}; {other}. --url or PENSTOCK_HTTP_PORT selects one\n"
     assert (answer.exit_code, answer.stderr) == (0, named)
     assert stand_in.asked[-1].path == "/v2/repository/models/ppe/unload"
+
+
+def test_stack_of_this_home_is_used_before_newer_ones(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
+    """No other stack is asked or named, though another is newer; of one home, the one of this checkout is used."""
+    stand_in.index = [ROW]
+    here = os.environ["PENSTOCK_HOME"]
+    publish(stand_in.url, here)
+    publish("http://127.0.0.1:9", "/srv/theirs")
+    publish("http://127.0.0.1:9", here, checkout="/srv/checkout")
+    answer = penstock("models", "list", "--json")
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert stand_in.asked
+
+
+def test_only_stack_of_another_home_is_named(penstock: Call, stand_in: StandIn, publish: Publish) -> None:
+    """It may be another person's, so a line on standard error names its home and this command's."""
+    stand_in.index = [ROW]
+    publish(stand_in.url, "/srv/theirs")
+    answer = penstock("models", "list")
+    assert answer.exit_code == 0
+    homes = f"{stand_in.url} (home /srv/theirs) is used; no stack of this command's home runs here"
+    assert answer.stderr.startswith(f"penstock: {homes} ({os.environ['PENSTOCK_HOME']}).")
 
 
 def test_address_that_is_given_wins(penstock: Call, stand_in: StandIn, publish: Publish) -> None:

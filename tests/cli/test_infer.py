@@ -340,6 +340,14 @@ def test_infer_refusal_is_one_sentence_with_the_reason(
     assert answer.stderr == f"penstock: {photo}: {said}\n"
 
 
+def test_unknown_model_is_refused_with_the_name_that_is_close(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """As by `penstock video run`; also if the word is only the beginning of the model's name."""
+    stand_in.refusals["/image"] = (404, json.dumps({"error": "Request for unknown model: 'yolo' is not found"}), {})
+    stand_in.index = [{"name": "yolox-nano", "version": "1", "state": "READY", "reason": ""}]
+    answer = penstock("infer", "yolo", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: there is no model 'yolo' at {stand_in.url}: did you mean yolox-nano?\n"
+
+
 def test_infer_at_a_port_that_speaks_no_http_says_so(penstock: Call, photo: Path) -> None:
     """The gRPC port, mistaken for the REST port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -11,10 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.cli.gateway_client import GatewayClient
+from penstock.gateway.workers import running_stacks
 from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack
 from penstock_video.cli import engine as video_engine
 from penstock_video.cli.engine import (
     EngineUnavailable,
+    ModelUnknown,
     engine_for,
     grpc_beside,
     joinable,
@@ -106,7 +108,7 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
     """By its run directory; one of our own is started only where that is asked for."""
     stand_in.index = [PEOPLE]
     stack = RunningStack(tmp_path, stand_in.url, "127.0.0.1:1", os.getpid())
-    monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
+    monkeypatch.setattr(running_stacks, "running_stacks", lambda: (stack,))
     with engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place == EngineAddress(tmp_path, stand_in.url, "127.0.0.1:1")
 
@@ -118,11 +120,28 @@ def test_of_several_stacks_the_one_that_is_used_is_named(
     stand_in.index = [PEOPLE]
     gone = "http://127.0.0.1:9"
     stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (gone, stand_in.url, gone)]
-    monkeypatch.setattr(video_engine, "running_stacks", lambda: stacks)
+    monkeypatch.setattr(running_stacks, "running_stacks", lambda: stacks)
     with capture_logs() as lines, engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place.http_url == stand_in.url
-    assert [(line["used"], line["others"]) for line in lines] == [(stand_in.url, f"{gone}, {gone}")]
+    said = [line["event"] for line in lines]
+    assert said == [f"3 stacks run here: {stand_in.url} is used; others are {gone}, {gone}"]
     assert "--url" in lines[0]["choose_by"]
+
+
+def test_port_of_the_settings_chooses_the_stack(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PENSTOCK_HTTP_PORT, as for the other commands; on a port without a stack, no stack of another port is used."""
+    stand_in.index = [PEOPLE]
+    stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in ("http://127.0.0.1:9", stand_in.url)]
+    monkeypatch.setattr(running_stacks, "running_stacks", lambda: stacks)
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", stand_in.url.rpartition(":")[2])
+    with capture_logs() as lines, engine_for(EngineSettings(), ["people"], {}, print) as place:
+        assert place.http_url == stand_in.url
+    assert lines == []
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "8")
+    with pytest.raises(ModelUnknown, match="on this machine"), engine_for(EngineSettings(), ["absent"], {}, print):
+        pass
 
 
 def test_where_no_stack_serves_the_model_the_newest_says_why(
@@ -131,7 +150,7 @@ def test_where_no_stack_serves_the_model_the_newest_says_why(
     """It says how to load the model there."""
     stand_in.index = [BROKEN]
     stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (stand_in.url, "http://127.0.0.1:9")]
-    monkeypatch.setattr(video_engine, "running_stacks", lambda: stacks)
+    monkeypatch.setattr(running_stacks, "running_stacks", lambda: stacks)
     with (
         pytest.raises(EngineUnavailable, match=f"there is no model 'people' at {stand_in.url}"),
         engine_for(EngineSettings(), ["people"], {}, print),
@@ -145,7 +164,7 @@ def test_variable_chooses_the_gateway_where_nothing_else_does(
     """PENSTOCK_GATEWAY_URL overrides stacks on this host; the flag and the file override it."""
     stand_in.index = [PEOPLE]
     stack = RunningStack(tmp_path, "http://127.0.0.1:9", "127.0.0.1:1", os.getpid())
-    monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
+    monkeypatch.setattr(running_stacks, "running_stacks", lambda: (stack,))
     with engine_for(EngineSettings(), ["people"], {"PENSTOCK_GATEWAY_URL": stand_in.url}, print) as place:
         assert (place.http_url, place.run_dir) == (stand_in.url, None)
     named = EngineSettings(gateway=stand_in.url)

@@ -1,5 +1,6 @@
 """Running stacks of this user, and paths to their sockets."""
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -10,7 +11,9 @@ from penstock.engines.run_directory import claim_run_directory
 from penstock.gateway.workers import running_stacks as running
 from penstock.gateway.workers.running_stacks import (
     MAX_PATH_BYTES,
+    PROGRAM,
     RunningStack,
+    closest_stacks,
     publish_stack,
     reachable_folder,
     running_stacks,
@@ -29,11 +32,28 @@ def test_stack_is_found_from_its_word_until_its_end(base: Path) -> None:
     """Not while it starts; and no more once its run directory is gone."""
     run_dir, _ = claim_run_directory(base)
     assert running_stacks(base) == ()
-    publish_stack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", "/run/mps")
+    addresses = ("http://127.0.0.1:8000", "127.0.0.1:8001")
+    publish_stack(run_dir.path, *addresses, "/run/mps", base)
     (found,) = running_stacks(base)
-    assert found == RunningStack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", os.getpid(), "/run/mps")
+    assert found == RunningStack(run_dir.path, *addresses, os.getpid(), "/run/mps", str(base), PROGRAM)
     run_dir.release()
     assert running_stacks(base) == ()
+
+
+def test_file_of_an_older_penstock_is_read(base: Path) -> None:
+    """Without a home and a checkout; a stack of this home is then closer than it, as than one of another home."""
+    with claim_run_directory(base)[0] as older, claim_run_directory(base)[0] as own:
+        publish_stack(older.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+        file = older.path / "running.json"
+        fields = json.loads(file.read_text())
+        del fields["home"], fields["program"]
+        file.write_text(json.dumps(fields))
+        (found,) = running_stacks(base)
+        assert (found.home, found.program, found.label) == ("", "", "http://127.0.0.1:8000")
+        publish_stack(own.path, "http://127.0.0.1:9000", "127.0.0.1:9001", home=base)
+        assert [stack.run_dir for stack in closest_stacks(running_stacks(base), base)] == [own.path]
+        assert closest_stacks((found,), base) == (found,)
+        assert closest_stacks((), base) == ()
 
 
 def test_stack_is_found_by_its_port_on_this_host_only(base: Path) -> None:

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from penstock.cli.gateway_client import GatewayClient, settings_or_fail
+from penstock.cli.gateway_client import GatewayClient, candidate_stacks, named_port, settings_or_fail
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import one_line
-from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack, is_bound, running_stacks
+from penstock.gateway.workers.running_stacks import UP_CHILD, RunningStack, ambiguity, is_bound, running_stacks
 from penstock.gpu.mps.control import PIPE_DIRECTORY, MpsOptions
 from penstock.models.catalogue import read_catalogue
 from penstock.network import host_and_port
@@ -77,16 +77,17 @@ def engine_for(
         require_models(GatewayClient(place.http_url, api_key), models)
         yield place
         return
-    stacks = running_stacks() if settings.choice is EngineChoice.AUTO else ()
-    if joinables := [stack for stack in stacks if joinable([stack])]:
-        stack = _that_serves(models, joinables, api_key)
-        others = ", ".join(one.http_url for one in joinables if one is not stack)
-        if others:
-            log.warning("several stacks are running", used=stack.http_url, others=others, choose_by="--url URL")
-        yield place_of(stack, api_key)
-        return
+    why = "an"
+    if settings.choice is EngineChoice.AUTO:
+        stack_settings = settings_or_fail()
+        if stacks := candidate_stacks(stack_settings):
+            stack = _that_serves(models, stacks, api_key)
+            if why := ambiguity(stacks, stack, stack_settings.home_path):
+                log.warning(why, choose_by="--url URL or PENSTOCK_HTTP_PORT")
+            yield place_of(stack, api_key)
+            return
+        why = f"no stack runs {f'on port {port}' if (port := named_port(stack_settings)) else 'here'}: an"
     require_installed(models)
-    why = "no stack runs here: an" if settings.choice is EngineChoice.AUTO else "an"
     note(f"{why} engine of this run's own starts, with {', '.join(models)}, which takes a while")
     with OwnEngine(settings.choice, models, environ, shares_memory=shares_memory) as own:
         yield place_of(own.stack, api_key, is_own=True)

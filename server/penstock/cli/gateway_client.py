@@ -24,6 +24,7 @@ from penstock.protocol.inference import InferRequest, Tensor
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
+    from penstock.gateway.workers.running_stacks import RunningStack
     from penstock.protocol.image_answer import ImageAnswer
 
 INDEX_TIMEOUT_S = 5.0
@@ -161,22 +162,37 @@ def gateway_url(given: str | None) -> str:
 
 
 def local_url(settings: Settings) -> str:
-    """The address of this user's newest running stack; without one, the address that `penstock up` would use.
+    """The address of a running stack of this user; without one, the address that `penstock up` would use.
 
-    A port in the settings selects one of several stacks. Without it, a line on standard error names the one used.
+    The settings' port selects it. Without a port, the newest of this command's home or checkout is used, else the
+    newest; a line on standard error names the stacks where that is not clear.
     """
-    from penstock.gateway.workers.running_stacks import is_bound, running_stacks  # takes 60 ms, which --url saves
+    from penstock.gateway.workers.running_stacks import ambiguity  # takes 60 ms, which --url saves
 
-    urls = [stack.http_url for stack in running_stacks() if not is_bound(stack)]
-    if "http_port" in settings.model_fields_set and settings.http_port:
-        urls = [url for url in urls if urlsplit(url).port == settings.http_port]
-    if not urls:
+    stacks = candidate_stacks(settings)
+    if not stacks:
         return url_of(settings)
-    if len(urls) > 1:
-        print_failure(
-            f"{len(urls)} stacks run here; the newest is used, {urls[0]}. --url or PENSTOCK_HTTP_PORT selects one"
-        )
-    return urls[0]
+    if not named_port(settings) and (why := ambiguity(stacks, stacks[0], settings.home_path)):
+        print_failure(f"{why}. --url or PENSTOCK_HTTP_PORT selects one")
+    return stacks[0].http_url
+
+
+def candidate_stacks(settings: Settings) -> "tuple[RunningStack, ...]":
+    """Running stacks that a command with these settings may use, the newest first, no video program's own engine.
+
+    Those on the settings' port, if one is given, else those of this home or checkout, if there are any, else all.
+    """
+    from penstock.gateway.workers.running_stacks import closest_stacks, is_bound, running_stacks
+
+    stacks = [stack for stack in running_stacks() if not is_bound(stack)]
+    if port := named_port(settings):
+        return tuple(stack for stack in stacks if urlsplit(stack.http_url).port == port)
+    return closest_stacks(stacks, settings.home_path)
+
+
+def named_port(settings: Settings) -> int:
+    """The HTTP port that the settings give; 0 if they give none."""
+    return settings.http_port or 0 if "http_port" in settings.model_fields_set else 0
 
 
 def url_of(settings: Settings) -> str:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock.cli.drawn_result import CannotDraw, draw_file, mask_area
 from penstock.cli.gateway_client import LIST_HINT, ApiKey, GatewayClient, Url, gateway_of
-from penstock.cli.model_list import in_short
+from penstock.cli.model_list import in_short, unknown_model
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
 from penstock.protocol.errors import GatewayUnreachable, InferenceError, ModelNotFound
@@ -218,7 +218,11 @@ class _InferCommand:
                 query=self.query,
             )
         except ModelNotFound as error:
-            reason, refusal = self._why_not_served(), error.message.removesuffix(LIST_HINT)
+            reasons, refusal = self._reasons(), error.message.removesuffix(LIST_HINT)
+            if reasons and self.model_name not in reasons:
+                where = f"at {self.gateway.url}"
+                raise InferenceError(unknown_model(self.model_name, reasons, where, url=self.gateway.url)) from error
+            reason = reasons.get(self.model_name, "")
             if reason == in_short(refusal):  # the refusal states the reason already
                 raise InferenceError(reason) from error
             raise (InferenceError(f"{refusal}: {reason}") if reason else error) from error
@@ -232,13 +236,13 @@ class _InferCommand:
         except InferenceError:
             return ()
 
-    def _why_not_served(self) -> str:
-        """The reason in the repository index; empty if there is none."""
+    def _reasons(self) -> dict[str, str]:
+        """By model of the repository index, why it is not served, else ""; {} if the index cannot be read."""
+        found: dict[str, list[str]] = {}
         with suppress(InferenceError):
-            index = self.gateway.repository_index()
-            reasons = dict.fromkeys(row.reason for row in index if row.name == self.model_name and row.reason)
-            return in_short("; ".join(reasons))
-        return ""
+            for row in self.gateway.repository_index():
+                found.setdefault(row.name, []).append(row.reason)
+        return {name: in_short("; ".join(dict.fromkeys(filter(None, said)))) for name, said in found.items()}
 
 
 def _find(files: list[Path], report: ResultPrinter) -> tuple[list[Path], bool]:

@@ -121,8 +121,10 @@ def _words() -> Sequence[str]:
     if COMPLETION_VARIABLE not in os.environ:
         return sys.argv[1:]
     os.environ["COLUMNS"] = "10000"  # typer would break descriptions into lines, which shells show as several
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")  # zsh and fish, or bash
-    return line.split()[1:] if line.endswith(" ") else line.split()[1:-1]
+    if line := os.environ.get("_TYPER_COMPLETE_ARGS"):  # zsh and fish
+        return line.split()[1:] if line.endswith(" ") else line.split()[1:-1]
+    index = os.environ.get("COMP_CWORD", "")  # bash, whose script puts each word on a line
+    return os.environ.get("COMP_WORDS", "").split()[1 : int(index) if index.isdecimal() else None]
 
 
 def main() -> int:

@@ -227,7 +227,8 @@ def unknown_model(name: str, known: Iterable[str], where: str, *, url: str = "")
 
     url: of the gateway that has no such model; empty for the models of this machine.
     """
-    close = difflib.get_close_matches(name, set(known), n=3)
+    names = set(known)
+    close = difflib.get_close_matches(name, names, n=3) or sorted(each for each in names if each.startswith(name))[:3]
     if name in read_catalogue():
         hint = f": fetch it with `penstock models pull {name}`"
     elif close:

@@ -336,7 +336,7 @@ class Stack:
         shown = announcement(self._settings.host, self._ports, ready, has_tls=self._settings.tls_cert is not None)
         try:
             mps = str(self._sharing.directory) if self._sharing is not None else ""
-            publish_stack(self._run_dir.path, shown.http_url, shown.grpc_address, mps)
+            publish_stack(self._run_dir.path, shown.http_url, shown.grpc_address, mps, self._settings.home_path)
         except OSError as error:
             log.warning("other programs of this host will not find this stack", reason=error.strerror)
         console_url = ""

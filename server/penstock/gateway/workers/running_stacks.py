@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,7 +28,8 @@ def reachable_folder(folder: Path) -> Path:
 
 
 _STACK_FILE_NAME = "running.json"
-_MAX_STACK_FILE_BYTES = 4096
+_MAX_STACK_FILE_BYTES = 16_384  # three paths
+PROGRAM = str(Path(__file__).resolve().parents[2])  # folder of this package: tells checkouts apart
 
 
 class _StackFile(msgspec.Struct):
@@ -36,17 +38,29 @@ class _StackFile(msgspec.Struct):
     process_id: int
     protocol: int = 0
     mps_directory: str = ""
+    home: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A ready stack whose owner runs. run_dir: has the core's socket. mps_directory: "" without MPS."""
+    """A ready stack whose owner runs. run_dir: has the core's socket. mps_directory: "" without MPS.
+
+    home, program: its home, and the folder of its package; "" if an older Penstock wrote the file.
+    """
 
     run_dir: Path
     http_url: str
     grpc_address: str
     process_id: int
     mps_directory: str = ""
+    home: str = ""
+    program: str = ""
+
+    @property
+    def label(self) -> str:
+        """The URL, with the home if it is known."""
+        return f"{self.http_url} (home {self.home})" if self.home else self.http_url
 
 
 def run_folders() -> Path:
@@ -54,9 +68,12 @@ def run_folders() -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
 
 
-def publish_stack(run_dir: Path, http_url: str, grpc_address: str, mps_directory: str = "") -> None:
+def publish_stack(
+    run_dir: Path, http_url: str, grpc_address: str, mps_directory: str = "", home: Path | None = None
+) -> None:
     """Writes the file for `running_stacks`. Only for the run directory's owner; may be repeated. Raises OSError."""
-    encoded = msgspec.json.encode(_StackFile(http_url, grpc_address, os.getpid(), PROTOCOL, mps_directory))
+    at = "" if home is None else str(home.resolve())
+    encoded = msgspec.json.encode(_StackFile(http_url, grpc_address, os.getpid(), PROTOCOL, mps_directory, at, PROGRAM))
     new = run_dir / f"{_STACK_FILE_NAME}.new"
     new.touch(mode=0o600)
     new.write_bytes(encoded)
@@ -70,6 +87,30 @@ def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
         return ()
     found = [read for path in folder.glob(f"run-*/{_STACK_FILE_NAME}") if (read := _read_stack_file(path)) is not None]
     return tuple(stack for _, stack in sorted(found, key=lambda item: item[0], reverse=True))
+
+
+def closest_stacks(stacks: Sequence[RunningStack], home: Path) -> tuple[RunningStack, ...]:
+    """Those of this home and this checkout, else of this home, else of this checkout, else all; in the same order."""
+    at = str(home.resolve())
+
+    def rank(stack: RunningStack) -> tuple[bool, bool]:
+        return stack.home == at, stack.program == PROGRAM
+
+    best = max(map(rank, stacks), default=None)
+    return tuple(stack for stack in stacks if rank(stack) == best)
+
+
+def ambiguity(stacks: Sequence[RunningStack], used: RunningStack, home: Path) -> str:
+    """Why the stack that a command uses may be another than is meant, with URLs and homes; "" if it is clear.
+
+    stacks: of `closest_stacks`.
+    """
+    if len(stacks) > 1:
+        others = ", ".join(stack.label for stack in stacks if stack is not used)
+        return f"{len(stacks)} stacks run here: {used.label} is used; others are {others}"
+    if used.home and used.home != str(home.resolve()):
+        return f"{used.label} is used; no stack of this command's home runs here ({home.resolve()})"
+    return ""
 
 
 def is_bound(stack: RunningStack) -> bool:
@@ -107,4 +148,6 @@ def _read_stack_file(path: Path) -> tuple[int, RunningStack] | None:
         return None
     if file.protocol != PROTOCOL or not is_owned(path.parent):
         return None
-    return ready_at, RunningStack(path.parent, file.http_url, file.grpc_address, file.process_id, file.mps_directory)
+    return ready_at, RunningStack(
+        path.parent, file.http_url, file.grpc_address, file.process_id, file.mps_directory, file.home, file.program
+    )
