@@ -20,6 +20,7 @@ from penstock.testing import FakeEngine, FakeMode
 from tests.support.stack import CHECKOUT
 
 RUN_DIR = Path("/run/penstock")
+ANY_PORTS = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "console_port"), 0)  # others may be taken
 
 
 def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> None:
@@ -178,8 +179,10 @@ def test_collector_without_the_extra_is_refused_with_what_to_install(monkeypatch
 def test_engine_without_a_process_of_ours_is_taken_at_its_word(engine: str, triton_on_path: Path) -> None:
     """No Triton is searched for, and the engine's ports are ignored: taken or given twice, they are no mistake."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "engine_http_port": taken.getsockname()[1]}
-        settings = read_settings({"engine": engine, **ports, "engine_grpc_port": ports["engine_http_port"]}, environ={})
+        ports = {"engine_http_port": taken.getsockname()[1]}
+        settings = read_settings(
+            {"engine": engine, **ANY_PORTS, **ports, "engine_grpc_port": ports["engine_http_port"]}, environ={}
+        )
         choice = choose_engine(settings)
         assert (choice.settings, choice.triton) == (settings, None)
         assert resolve_ports(settings).engine_http_port == ports["engine_http_port"]
@@ -295,8 +298,7 @@ def test_engine_ports_stay_closed_where_the_gateway_refuses_clients_anything(
     access: dict[str, object], is_open: bool
 ) -> None:
     """Triton checks no keys, so a given port is not opened; one warning names the flag."""
-    gateway = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = Settings(engine="triton", engine_http_port=0, **gateway, **access)  # type: ignore[arg-type]
+    settings = Settings(engine="triton", engine_http_port=0, **ANY_PORTS, **access)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logged:
         http_port, *others = resolve_ports(settings).engine_ports
     assert (http_port is not None, others) == (is_open, [None, None])

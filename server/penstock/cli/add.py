@@ -47,9 +47,11 @@ class AddReport(ModelAdded, kw_only=True):
     """One added model. state: in the running gateway, or why not loaded.
 
     rows_per_s: rate of the network on one core, by batch size. golden: whether a golden answer was recorded.
+    batch_error: the engine's message if a batch did not run.
     """
 
     folder: str
+    batch_error: str
     rows_per_s: dict[int, float]
     golden: bool
 
@@ -259,6 +261,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
         layout=recognition.layout,
         max_batch_size=added.batches.max_rows,
         batches=added.batches.why,
+        batch_error=added.batches.error,
         evidence=(*recognition.evidence, *trial.evidence),
         warnings=(
             *(f"assumed: {sentence}" for sentence in recognition.assumptions),

@@ -57,7 +57,7 @@ class Batches:
     """Outcome of the batch test. max_rows: 0 if the model takes one picture per call. best_rows: fastest on this CPU.
 
     rows_per_s: (batch size, rows per second). is_freed: the file had a fixed batch of 1, and was rewritten with
-    a dynamic one.
+    a dynamic one. error: the engine's message if a batch did not run.
     """
 
     max_rows: int
@@ -65,6 +65,7 @@ class Batches:
     is_freed: bool = False
     best_rows: int = 1
     rows_per_s: tuple[tuple[int, float], ...] = ()
+    error: str = ""
 
 
 def fill_folder(folder: Path, source: Path, name: str, inspection: Inspection, *, origin: str) -> Batches:
@@ -156,7 +157,7 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
         rows = proof_rows(card)
         proof = _proven(run, rows, is_quantised=inspection.facts.is_quantised)
         if not proof.is_proven:
-            return Batches(0, proof.why)
+            return Batches(0, proof.why, error=proof.error)
         if is_freed:
             freed.replace(file)
         speeds = _speeds(run, rows[0])
@@ -188,7 +189,8 @@ def _torch_batches(facts: ModelFacts, config: ModelConfig, card: VisionCard, rec
                 return Batches(0, why, rows_per_s=_speeds(session.run, rows[0], rows_tried=(1,)))
             proof = _proven(session.run, rows, is_quantised=facts.is_quantised)
             if not proof.is_proven:
-                return Batches(0, proof.why, rows_per_s=_speeds(session.run, rows[0], rows_tried=(1,)))
+                speeds = _speeds(session.run, rows[0], rows_tried=(1,))
+                return Batches(0, proof.why, rows_per_s=speeds, error=proof.error)
             return Batches(MAX_ROWS, proof.why, best_rows=MAX_ROWS, rows_per_s=_speeds(session.run, rows[0]))
         finally:
             session.close()

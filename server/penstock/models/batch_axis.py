@@ -17,15 +17,16 @@ Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]  # inputs to outputs 
 BATCH = "batch"  # name of the freed axis
 MAX_SHAPED_BYTES = 1 << 30  # onnx's shape inference serialises the model
 RELATIVE, OF_RANGE = 1e-3, 1e-4  # allowed difference of a row in a batch, of its own value and of the largest value
-_REASON = 80  # characters of ONNX Runtime's message, which may be long
+_REASON = 300  # characters of ONNX Runtime's message, which may be long
 _STRAY_SHARE = 1e-3  # of a quantised network's values may differ by whole steps
 
 
 class RowsProof(NamedTuple):
-    """Whether a batch equals its rows run one by one. why: a sentence for the user in both cases."""
+    """Whether a batch equals its rows run one by one. why: a sentence for the user. error: the engine's own message."""
 
     is_proven: bool
     why: str
+    error: str = ""
 
 
 def is_free(shapes: Mapping[str, Sequence[int | str | None]]) -> bool:
@@ -131,7 +132,8 @@ def prove_rows(run: Run, rows: Sequence[Mapping[str, Array]], *, is_quantised: b
         merged = run(batch)
     except TrialFailed as error:
         reason = str(error)
-        return RowsProof(False, f"a batch of {len(rows)} cannot run: {reason[:_REASON]}{'…' * (len(reason) > _REASON)}")
+        why = f"the network does not run with {len(rows)} pictures in one call"
+        return RowsProof(False, why, f"{reason[:_REASON]}{'…' * (len(reason) > _REASON)}")
     for name, whole in merged.items():
         for index, single in enumerate(singles):
             alone = single[name]

@@ -102,6 +102,21 @@ def test_parts_of_the_pictures_decide_where_whole_ones_do_not(
     assert [(question.flag, question.is_blocking) for question in found.questions] == asked
 
 
+@pytest.mark.parametrize(
+    ("raw_scores", "reason"),
+    [
+        ((0.30,), ""),
+        ((0.90,), "the difference is no clear sign of a wrong scale, so the proposed scale is used"),
+        ((1.0,) * 30, "certain of 30 objects in place of 1, as with a wrong scale, so the proposed scale is used"),
+    ],
+)
+def test_scale_that_is_kept_against_a_higher_confidence_says_why(raw_scores: tuple[float, ...], reason: str) -> None:
+    """A network with the wrong scale is certain of objects everywhere."""
+    found = compared({(RGB, False): (0.8,), (BGR, False): (0.6,), (RGB, True): raw_scores})
+    assert not found.questions
+    assert found.evidence[-1].endswith(reason or "with pixels of 0 to 255")
+
+
 def test_parts_are_not_run_with_a_scale_that_is_asked() -> None:
     """Colour orders are compared on parts only after the scale is known."""
     best = {(RGB, False): (1.0,) * 40, (BGR, False): (1.0,) * 40, (RGB, True): (0.8, 0.6)}

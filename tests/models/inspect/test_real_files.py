@@ -1,10 +1,15 @@
 """The real files beside the checkout are recognised with no flag, by the packaged pictures alone."""
 
+import itertools
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from penstock.models.inspect.inspection import Verdict, inspect_file
+from penstock.models.inspect import trial
+from penstock.models.inspect.child import run
+from penstock.models.inspect.inspection import Hints, InspectionRequest, Limits, Verdict, inspect_file
 from penstock.models.inspect.proposal import proposed_config
 from penstock.vision.card import card_from_config
 
@@ -34,7 +39,7 @@ def test_a_real_file_needs_no_flag(shared_dir: Path, name: str) -> None:
 def test_the_trial_finds_what_the_reference_finds(shared_dir: Path) -> None:
     """Scores of YOLOX-Nano on a real photo, as shared/media/SOURCES.md has them."""
     found = inspect_file(shared_dir / "models" / "yolox_nano.onnx", pictures=[shared_dir / "media" / "astronaut.jpg"])
-    assert found.trial.results == ("1 results: person 0.93",)
+    assert found.trial.results == ("1 result: person 0.93",)
 
 
 def test_the_projects_own_detector_is_recognised() -> None:
@@ -43,3 +48,15 @@ def test_the_projects_own_detector_is_recognised() -> None:
 
     found = inspect_file(CHECKOUT / "model_repository" / "street" / "1" / "model.onnx")
     assert (found.verdict, found.recognition.layout) == (Verdict.SERVABLE, "center-heatmap")
+
+
+def test_a_busy_machine_settles_the_same_questions(shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DEIMv2's colour order is seen on sections of the pictures, which are run although each call takes long."""
+    clock = itertools.count(step=0.9)
+    slow = SimpleNamespace(monotonic=lambda: next(clock), process_time=time.process_time)
+    monkeypatch.setattr(trial, "time", slow)
+    file = shared_dir / "models" / "deimv2_atto.onnx"
+    found = run(InspectionRequest(str(file), Hints(), Limits()))
+    assert found.trial.pictures == ("the packaged picture people", "the packaged picture street")
+    assert found.recognition.questions == ()
+    assert any("sections cut from the pictures" in sentence for sentence in found.trial.evidence)

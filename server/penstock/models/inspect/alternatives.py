@@ -1,7 +1,7 @@
 """Compares the proposed colour order and scale with the alternatives, by the confidence of results on the pictures.
 
 Measured on five networks and the packaged pictures, each also mirrored: the right colour order is 0.01 to 0.10 more
-confident, with a standard error of up to 0.09. On 18 parts of the pictures it is 0.05 to 0.17 more confident, two to
+confident, with a standard error of up to 0.09. On 18 sections of the pictures it is 0.05 to 0.17 more confident, two to
 five standard errors. The wrong scale finds nothing, or everything: scores of 1.00 all over the picture.
 """
 
@@ -22,6 +22,7 @@ from penstock.vision.spec import ColorFormat, PrepareSpec
 ResultsOf = Callable[[VisionCard, Views], list[VisionResult]]
 _SURE = 0.3  # confidence from which the network finds something in the pictures
 _CERTAIN = 0.98
+_MANY = 5  # times as many results, which are found everywhere with a wrong scale
 _NOTHING = 0.05
 _FOUND = 0.4  # least confidence of both colour orders for a comparison that blocks: a swap never hides all objects
 _CLEARLY, _CLEARLY_WITH_METADATA = 0.05, 0.1  # how much more confident another colour order is
@@ -107,12 +108,12 @@ def _compared_colors(
         return Comparison((seen,))
     if proposed.best >= _FOUND and (parts := _on_parts(card, changed, results_of)) is not None:
         means = f"{parts.own:.3f} as {own_name}, {parts.other:.3f} as {other_name}"
-        seen_in_parts = f"confidence on {parts.count} parts of the pictures: {means}"
+        seen_in_parts = f"confidence on {parts.count} sections cut from the pictures: {means}"
         if parts.lead(_CLEARLY_WITH_METADATA if has_metadata else _CLEARLY_ON_PARTS) < 0:
             sentence = f"the colour order is not certain: {seen_in_parts}"
             return Comparison(questions=(Question(sentence, "--color", choices),))
         if parts.lead(_CLEARLY_ON_PARTS) > 0:
-            return Comparison((seen_in_parts,))
+            return Comparison((f"{seen_in_parts}; {own_name} is used",))
     if not has_metadata and proposed.best > other.best + _ALIKE:
         return Comparison((seen,))
     alike = f"the pictures do not show the colour order: {seen}; {own_name}, the usual one, is used"
@@ -175,7 +176,17 @@ def _compared_scales(
         is_blocking = not has_metadata or proposed.best < _NOTHING
         question = Question(f"the scale is not certain: {seen}", "--scale", choices, is_blocking)
         return Comparison(questions=(question,))
-    return Comparison((seen,))
+    return Comparison((seen + _why_kept(proposed, other, named),))
+
+
+def _why_kept(proposed: Confidence, other: Confidence, named: tuple[str, str]) -> str:
+    """Why the proposed scale is used although the other one is more confident; empty if it is not."""
+    if other.best <= proposed.best:
+        return ""
+    if not proposed.classes and other.best >= _CERTAIN and other.results > _MANY * max(proposed.results, 1):
+        more = f"with {named[1]} it is certain of {other.results} objects in place of {proposed.results}"
+        return f"; {more}, as with a wrong scale, so {named[0]} is used"
+    return f"; the difference is no clear sign of a wrong scale, so {named[0]} is used"
 
 
 def _is_wrong_scale(proposed: Confidence, other: Confidence) -> bool:
@@ -184,7 +195,9 @@ def _is_wrong_scale(proposed: Confidence, other: Confidence) -> bool:
         return proposed.best < min(2.0 / proposed.classes, other.best / 2) and _SURE <= other.best < _CERTAIN
     finds_nothing = other.best >= _SURE and proposed.best < other.best / 2 and other.best < _CERTAIN
     finds_all = (
-        proposed.best >= _CERTAIN and _SURE <= other.best < _CERTAIN and proposed.results > 5 * max(other.results, 1)
+        proposed.best >= _CERTAIN
+        and _SURE <= other.best < _CERTAIN
+        and proposed.results > _MANY * max(other.results, 1)
     )
     return finds_nothing or finds_all
 
