@@ -197,7 +197,7 @@ def _limits_errors(target: Target) -> bool:
 def _own(name: str, scenario: Scenario, measure: str, comparison: Comparison, figure: float) -> Target:
     return Target(
         id=name,
-        title=meaning_of(measure),
+        title="p99 latency" if name == "slo" else meaning_of(measure),
         scenarios=(scenario.name,),
         measure=measure,
         unit=UNITS[measure],

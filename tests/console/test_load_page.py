@@ -55,8 +55,9 @@ def test_run_is_started_watched_and_stopped_and_has_a_report(show: Show) -> None
         expect(page.get_by_text("does the queue drain in time?")).to_be_visible()
         expect(page.get_by_text("Duration: about")).to_be_visible()
         page.get_by_role("button", name="Start").click()
+        expect(page.get_by_text("starts and warms up").first).to_be_visible()
         expect(page.get_by_text("phase 1 of 3")).to_be_visible()
-        expect(page.get_by_role("img", name="Latency: p99")).to_be_visible()
+        expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_text("stopped", exact=True)).to_be_visible()
         report = page.frame_locator("iframe[title=Report]")
@@ -85,6 +86,31 @@ def test_two_runs_are_compared_and_names_are_text(show: Show) -> None:
             "steady-20261129-030001-abcdef/comparison?with=steady-20261129-030002-abcdef"
         ]
         assert page.locator("main img, dialog img").count() == 0
+
+
+STATES = {
+    "failed": ({"is_invalid": False}, "ended: target missed"),
+    "invalid": ({"is_invalid": True}, "ended: not valid"),
+    "error": (None, "broken off: no result"),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_run_that_missed_a_target_differs_from_one_that_broke(show: Show, case: str) -> None:
+    """The state says whether the run ended; what else decided the figures stands beside the verdict."""
+    changes, text = STATES[case]
+    figures = None if changes is None else FIGURES | changes | {"note": "other programs kept 1.5 cores busy"}
+    shown = run(1, state="error" if changes is None else "failed", figures=figures)
+    with show("/load") as page:
+        answer = {"run": shown, "progress": [], "next": 0}
+        page.route(f"**/gateway/v1/load/runs/{shown['id']}?**", lambda route: route.fulfill(json=answer))
+        page.evaluate(
+            "path => { history.pushState(null, '', path); dispatchEvent(new PopStateEvent('popstate')); }",
+            f"/load/{shown['id']}",
+        )
+        expect(page.get_by_text(text, exact=True)).to_be_visible()
+        expect(page.locator(".load-verdict + .load-note")).to_have_count(0 if changes is None else 1)
+        expect(page.get_by_text("No figures were measured.").first).to_be_visible()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

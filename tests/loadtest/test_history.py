@@ -119,3 +119,11 @@ def test_commit_is_that_of_the_folders_checkout(tmp_path: Path) -> None:
     assert len(commit) == 12
     (tmp_path / "file").write_text("b")
     assert checkout_commit(tmp_path) == f"{commit}+"
+
+
+def test_summary_says_that_the_figures_cannot_be_trusted() -> None:
+    """A complaint makes the run invalid; without one a missed target is only missed."""
+    invalid = msgspec.structs.replace(make_run(), complaints=("its core was full",))
+    summary = summary_of(invalid, "a", "FAIL", "other programs kept 1 core busy")
+    assert (summary.outcome, summary.is_invalid, summary.note) == ("fail", True, "other programs kept 1 core busy")
+    assert not summary_of(make_run(), "b", "PASS").is_invalid

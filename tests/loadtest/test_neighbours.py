@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock_load.report.figures import neighbours
-from penstock_load.report.pages import render_markdown
+from penstock_load.report.pages import render_html, render_markdown
 from penstock_load.results import Run
 from tests.loadtest.runs import make_run
 
@@ -22,10 +22,12 @@ def with_loads(run: Run, *, machine_cpu: float, server_cpu: float | None, genera
 
 
 def test_neighbour_that_takes_cores_is_named_in_the_report() -> None:
-    """Two busy cores, of which server and generator used half of one."""
+    """Two busy cores, of which server and generator used half of one; it stands beside the verdict."""
     run = with_loads(make_run(), machine_cpu=1.0, server_cpu=0.4, generator_cpu=0.1)
     assert "other programs kept 1.5" in neighbours(run)
-    assert "other programs kept 1.5" in render_markdown(run)
+    assert "other programs kept 1.5" in render_markdown(run).partition("## ")[0]
+    verdict = render_html(run).partition('<p class="verdict')[2].partition("</p>")[0]
+    assert "other programs kept 1.5" in verdict
 
 
 def test_machine_that_only_serves_and_asks_has_no_neighbours() -> None:

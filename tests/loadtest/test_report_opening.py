@@ -10,7 +10,7 @@ from penstock_load.measure.run_folder import RunFolder
 from penstock_load.report.comparison import LastRun
 from penstock_load.report.document import Absence, Section
 from penstock_load.report.opening import headline, key_charts, key_figures, shown_results
-from penstock_load.report.pages import compose
+from penstock_load.report.pages import compose, render_html
 from penstock_load.report.plots import draw
 from penstock_load.results import Run, State
 from tests.loadtest.report_runs import changed, knee_run, ladder, one_phase, verdict
@@ -23,15 +23,14 @@ def test_headline_says_verdict_rate_and_p99_against_the_slo() -> None:
     rate = next(it.spread.median for it in run.measurements if it.measure == "offered_per_s")
     p99 = next(it.spread.median for it in run.measurements if it.measure == "p99_ms")
     assert headline(run) == (
-        f"PASS: at {rate:.3g} requests/s, 99 % of the answers came within {p99:.3g} ms (SLO 100 ms); "
-        "1 of 1 target met (1 not measured)"
+        f"PASS: p99 {p99:.3g} ms, limit 100 ms, at {rate:.3g} requests/s; 1 of 1 target met (1 not measured)"
     )
 
 
 @pytest.mark.parametrize(
     ("verdicts", "complaints", "begins"),
     [
-        ((State.PASS, State.FAIL), (), "FAIL: latency that 99 % kept: 20.1 ms, at most 250 ms; 1 of 2 targets missed"),
+        ((State.PASS, State.FAIL), (), "FAIL: p99 20.1 ms, limit 250 ms; 1 of 2 targets missed"),
         ((State.NOT_COMPARABLE,), (), "NO VERDICT: no target could be judged (1 not comparable); "),
         ((State.PASS,), ("its core was full",), "FAIL: the run is invalid: its core was full"),
         ((), (), "NO VERDICT: no target applies to this scenario; "),
@@ -43,6 +42,23 @@ def test_headline_never_passes_what_did_not(
     """A failed row, a complaint, or nothing to judge: none of them reads as a pass."""
     run = msgspec.structs.replace(make_run(), verdicts=tuple(map(verdict, verdicts)), complaints=complaints)
     assert headline(run).startswith(begins)
+
+
+def test_terms_of_the_opening_are_explained_once() -> None:
+    """Terms of the opening have a meaning; one that it does not use has none."""
+    assert [term for term, _ in compose(make_run()).terms] == ["p99", "SLO", "closed loop"]
+    assert "knee" in dict(compose(knee_run(9)).terms)
+
+
+def test_targets_of_other_hardware_are_folded() -> None:
+    """They are a table of their own that is closed, and the headline does not count them."""
+    run = changed(make_run(), verdicts=(verdict(State.PASS), verdict(State.NOT_COMPARABLE, target_id="h200")))
+    section = next(one for one in compose(run).sections if one.id == "verdict")
+    shown, folded = section.tables
+    assert (shown.is_folded, [row[0].text for row in shown.rows]) == (False, ["PASS"])
+    assert (folded.is_folded, folded.caption) == (True, "1 target of other hardware, models or SLO")
+    assert "not comparable" not in headline(run)
+    assert '<details class="folded"><summary>1 target of other hardware' in render_html(run)
 
 
 def overloaded_run() -> Run:

@@ -53,9 +53,12 @@ def test_tables_fit_the_terminal(width: int) -> None:
 
 
 def test_verdict_table_has_failures_first_and_goals() -> None:
-    """What failed is read first; a floor that was reached still says whether the goal was."""
-    rows = (verdict(State.PASS, goal=10.0, meets_goal=False), verdict(State.FAIL, target_id="other"))
+    """What failed is read first; a target of other hardware is only counted; a goal says whether it was reached."""
+    h200 = verdict(State.NOT_COMPARABLE, target_id="h200")
+    rows = (verdict(State.PASS, goal=10.0, meets_goal=False), h200, verdict(State.FAIL, target_id="other"))
     text = "\n".join(drawn(verdict_table(rows), 100))
+    assert "h200" not in text
+    assert "not shown: 1 target of other hardware, models or SLO" in text
     assert text.index("FAIL") < text.index("PASS")
     assert "goal 10 ms, not reached" in text
     assert "20.1 ms, at most 250 ms" in text

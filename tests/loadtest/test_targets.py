@@ -74,7 +74,7 @@ def test_row_of_ones_own_needs_five_fields(read: Callable[[str], tuple[Target, .
     (row,) = read(MINIMAL)
     assert (row.wanted, row.hardware, row.origin) == ("at least 140/s", ANY, Origin.OWN)
     assert row.source.endswith("mine.toml")
-    assert row.title == "right answers a second with callers that always wait for the next answer"
+    assert row.title == "right answers a second in a closed loop: each client sends its next request after the answer"
     assert read(MINIMAL.replace('"image-steady"', '["soak", "my-scenario"]'))[0].scenarios == ("soak", "my-scenario")
 
 

@@ -133,7 +133,7 @@ def end_run(run: Run, folder: Path, *, as_json: bool, code: int) -> None:
     """
     try:
         write_run(folder, run)
-        write_summary(folder, summary_of(run, folder.name, headline(run)))
+        write_summary(folder, summary_of(run, folder.name, headline(run), neighbours(run)))
         path = write_reports(run, folder)
     except OSError as error:
         give_up(f"{folder}: the report could not be written: {error.strerror or error}", code=1, as_json=as_json)
@@ -149,9 +149,9 @@ def end_run(run: Run, folder: Path, *, as_json: bool, code: int) -> None:
         console.print(verdict_table(run.verdicts))
     for complaint in run.complaints:
         console.print(f"[red]{escape(complaint)}[/red]", soft_wrap=True)
+    console.print(escape(headline(run)), soft_wrap=True)
     if others := neighbours(run):
         console.print(f"[yellow]{escape(others)}[/yellow]", soft_wrap=True)
-    console.print(escape(headline(run)), soft_wrap=True)
     console.print(f"report: {escape(str(path))}", soft_wrap=True)
 
 

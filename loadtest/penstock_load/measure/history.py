@@ -18,6 +18,7 @@ MAX_COMPARED_BYTES = 64 << 20  # of records.jsonl; larger ones are compared by t
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run in a line: summary.json beside run.json. outcome: pass, fail or none. machine: the server's if known.
 
+    note: what else decided the figures. is_invalid: the figures cannot be trusted, as the headline says.
     Latencies in ms, rates per second, medians over the rounds; None if not measured.
     """
 
@@ -34,6 +35,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rounds: int
     outcome: str
     headline: str
+    note: str = ""
+    is_invalid: bool = False
     offered_per_s: float | None = None
     ok_per_s: float | None = None
     p50_ms: float | None = None
@@ -51,7 +54,7 @@ _MEASURES = (
 )
 
 
-def summary_of(run: Run, name: str, headline: str) -> RunSummary:
+def summary_of(run: Run, name: str, headline: str, note: str = "") -> RunSummary:
     """The run in a line. name: of its folder."""
     states = {verdict.state for verdict in run.verdicts}
     is_failed = bool(run.complaints) or State.FAIL in states
@@ -71,6 +74,8 @@ def summary_of(run: Run, name: str, headline: str) -> RunSummary:
         rounds=run.rounds,
         outcome="fail" if is_failed else "pass" if State.PASS in states else "none",
         headline=headline,
+        note=note,
+        is_invalid=bool(run.complaints),
         **figures,
     )
 

@@ -225,7 +225,7 @@ _RULES = (
         "capacity_per_s",
         "/s",
         capacity_of_target,
-        meaning="right answers a second with callers that always wait for the next answer",
+        meaning="right answers a second in a closed loop: each client sends its next request after the answer",
         origin="right answers / seconds of the phases that measure capacity",
     ),
     _rule(

@@ -127,12 +127,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. texts: the columns that hold words and stand to the left; the others are figures."""
+    """A table. texts: the columns that hold words and stand to the left; the others are figures.
+
+    is_folded: only the caption is shown until the reader opens it.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     texts: frozenset[int] = frozenset({0})
     caption: str = ""
+    is_folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +181,15 @@ class Absence:
 class Document:
     """A whole report. headline: one sentence; tone: whether it is good news. subject: scenario, target, server, time.
 
+    note: what else decided the figures, in one sentence; or "". terms: each with its meaning.
     figures, charts, comparison: support the headline. sections, absences: the details.
     """
 
     title: str
     headline: str
     tone: Tone
+    note: str
+    terms: tuple[tuple[str, str], ...]
     subject: str
     about: str
     complaints: tuple[str, ...]

@@ -1,6 +1,7 @@
 """Report sections: verdicts, measurements and figures of each phase."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from penstock_load.measure.measures import MEASURES
 from penstock_load.report.document import (
@@ -17,6 +18,7 @@ from penstock_load.report.document import (
     percent,
     plain_number,
     sentence,
+    times,
 )
 from penstock_load.report.rounds import PhaseRounds, phase_rounds, spread_of
 from penstock_load.results import Measurement, PhaseResult, RequestSummary, Run, Side, Spread, State, Verdict
@@ -33,13 +35,29 @@ def verdict_section(run: Run) -> Section | Absence:
         return Absence(
             "Each target", "No documented target speaks of this scenario, so there is nothing to pass or fail."
         )
-    return Section("verdict", "Each target", sentences=(_rule(run),), tables=(verdict_rows(run),))
+    shown, folded = split_verdicts(run.verdicts)
+    tables = [_verdict_rows(run, shown)]
+    if folded:
+        tables.append(replace(_verdict_rows(run, folded), caption=folded_text(len(folded)), is_folded=True))
+    return Section("verdict", "Each target", sentences=(_rule(run),), tables=tuple(tables))
 
 
-def verdict_rows(run: Run) -> Table:
-    """The verdicts as a table, those that failed first."""
+def folded_text(amount: int) -> str:
+    """What is folded, in words."""
+    return f"{times(amount, 'target')} of other hardware, models or SLO"
+
+
+def split_verdicts(verdicts: Iterable[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+    """The verdicts to show, those that failed first, and those of other hardware to fold; all of one kind are shown."""
+    ordered = ordered_verdicts(verdicts)
+    folded = [verdict for verdict in ordered if verdict.state is State.NOT_COMPARABLE]
+    shown = [verdict for verdict in ordered if verdict.state is not State.NOT_COMPARABLE]
+    return (shown, folded) if shown else (folded, [])
+
+
+def _verdict_rows(run: Run, verdicts: Iterable[Verdict]) -> Table:
     spreads = {measurement.measure: measurement.spread for measurement in run.measurements}
-    cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in ordered_verdicts(run.verdicts))
+    cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in verdicts)
     return drop_columns(Table(HEAD, cells, frozenset({0, 1, 5, 6})), NOTHING)
 
 

@@ -1,8 +1,9 @@
 """The top of a report: the verdict in a sentence, the key figures, and the charts that support it."""
 
+import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -26,6 +27,7 @@ from penstock_load.report.document import (
 )
 from penstock_load.report.rounds import PhaseRounds, is_knee_search, key_phase, spread_of
 from penstock_load.results import PhaseResult, RequestSummary, Run, Side, State, Verdict
+from penstock_load.targets import Comparison, with_unit
 
 _TEXT_CHARACTERS = 80
 _MEMORY_MEASURE = "rss_slope_mib_per_min"
@@ -42,17 +44,18 @@ def outcome(run: Run) -> Tone:
 def headline(run: Run) -> str:
     """One sentence: the verdict and what decided it."""
     states = Counter(verdict.state for verdict in run.verdicts)
-    judged, unjudged = states[State.PASS] + states[State.FAIL], _unjudged(states)
+    judged, unmeasured = states[State.PASS] + states[State.FAIL], _unjudged(states, State.NOT_MEASURED)
     if run.complaints:
         more = f" (and {times(len(run.complaints) - 1, 'more complaint')})" if run.complaints[1:] else ""
         return f"FAIL: the run is invalid: {one_line(run.complaints[0])}{more}"
     if states[State.FAIL]:
         worst = next(verdict for verdict in run.verdicts if verdict.state is State.FAIL)
-        return f"FAIL: {_missed(worst)}; {states[State.FAIL]} of {times(judged, 'target')} missed{unjudged}"
+        return f"FAIL: {_missed(worst)}; {states[State.FAIL]} of {times(judged, 'target')} missed{unmeasured}"
     if states[State.PASS]:
-        return f"PASS: {_finding(run)}; {judged} of {times(judged, 'target')} met{unjudged}"
+        return f"PASS: {_finding(run)}; {judged} of {times(judged, 'target')} met{unmeasured}"
     if is_knee_search(run):
         return f"KNEE: {_finding(run)}"
+    unjudged = _unjudged(states, State.NOT_COMPARABLE, State.NOT_MEASURED)
     why = f"no target could be judged{unjudged}" if run.verdicts else "no target applies to this scenario"
     return f"NO VERDICT: {why}; {_finding(run)}"
 
@@ -65,12 +68,19 @@ def subject(run: Run) -> str:
     return f"{scenario} against {target}{server}{commit}, {moment(run.began_at)}"
 
 
+_PERCENTILES = {"p50_ms": "p50", "p90_ms": "p90", "p95_ms": "p95", "p99_ms": "p99", "p999_ms": "p99.9"}
+
+
 def _missed(verdict: Verdict) -> str:
+    """ "p99 362 ms, limit 250 ms"; of other measures the title and the reason."""
+    if verdict.value is not None and verdict.measure in _PERCENTILES and verdict.comparison == Comparison.AT_MOST:
+        value = with_unit(verdict.value, verdict.unit, unlike=verdict.figure)
+        return f"{_PERCENTILES[verdict.measure]} {value}, limit {with_unit(verdict.figure, verdict.unit)}"
     return f"{one_line(verdict.title)}: {one_line(verdict.why)}".rstrip(".")
 
 
-def _unjudged(states: Counter[State]) -> str:
-    counts = [f"{states[state]} {state.value}" for state in (State.NOT_COMPARABLE, State.NOT_MEASURED) if states[state]]
+def _unjudged(states: Counter[State], *shown: State) -> str:
+    counts = [f"{states[state]} {state.value}" for state in shown if states[state]]
     return f" ({', '.join(counts)})" if counts else ""
 
 
@@ -90,7 +100,7 @@ def _finding(run: Run) -> str:
     p99 = phase.waited_spread(lambda result: result.all.latency.p99)
     if p99 is None:
         return f"at {_rate(phase)} nothing was answered"
-    return f"at {_rate(phase)}, 99 % of the answers came within {_latency(p99.median)} (SLO {slo})"
+    return f"p99 {_latency(p99.median)}, limit {slo}, at {_rate(phase)}"
 
 
 def _rate(phase: PhaseRounds) -> str:
@@ -127,7 +137,7 @@ def key_figures(run: Run) -> tuple[KeyFigure, ...]:
     for name, pick in (("p50", _p50), ("p99", _p99)):
         if (spread := phase.waited_spread(pick)) is not None:
             is_late = name == "p99" and phase.first.is_open_loop and spread.median > run.slo_p99_ms
-            detail = f"SLO {plain_number(run.slo_p99_ms)} ms" if name == "p99" else "half of the answers"
+            detail = f"SLO {plain_number(run.slo_p99_ms)} ms" if name == "p99" else "half of the answers were faster"
             found.append(KeyFigure(name, Cell(_latency(spread.median), detail, Tone.BAD if is_late else Tone.PLAIN)))
     answered = phase.spread(lambda result: result.ok_per_s).median
     offered = phase.spread(lambda result: result.offered_per_s).median
@@ -145,6 +155,20 @@ def _p50(result: PhaseResult) -> float:
 
 def _p99(result: PhaseResult) -> float:
     return result.all.latency.p99
+
+
+TERMS = {
+    "p99": "99 of 100 requests were answered within this time, counted from the moment at which each was due",
+    "SLO": "service level objective, the limit for the p99",
+    "knee": "the highest rate that keeps the SLO",
+    "closed loop": "each client sends its next request after the answer; a rate in an open loop does not wait",
+}
+
+
+def terms(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """The terms in these texts with their meanings."""
+    whole = " ".join(texts)
+    return tuple((term, meaning) for term, meaning in TERMS.items() if re.search(rf"\b{term}\b", whole, re.IGNORECASE))
 
 
 def _reload_figures(run: Run) -> tuple[KeyFigure, ...]:

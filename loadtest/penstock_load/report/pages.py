@@ -9,8 +9,8 @@ import jinja2
 from penstock_load.report.comparison import LastRun, comparison_section
 from penstock_load.report.curves import latency_section, throughput_section, time_section
 from penstock_load.report.document import Absence, Cell, Document, PlotName, Section, Table, Tone, one_line, sentence
-from penstock_load.report.figures import figures_section, measurement_section, verdict_section
-from penstock_load.report.opening import headline, key_charts, key_figures, outcome, subject
+from penstock_load.report.figures import figures_section, measurement_section, neighbours, verdict_section
+from penstock_load.report.opening import headline, key_charts, key_figures, outcome, subject, terms
 from penstock_load.report.rounds import is_knee_search
 from penstock_load.report.server_sections import batch_section, load_section, reload_section, stage_section
 from penstock_load.report.trust_sections import condition_section, error_section, generator_section, witness_section
@@ -20,15 +20,19 @@ from penstock_load.results import Run
 def compose(run: Run, last: LastRun | None = None) -> Document:
     """The content of a run's report, and reasons for missing sections. last: the run to compare with."""
     found = _in_order(run)
+    head, figures, charts = headline(run), key_figures(run), key_charts(run)
+    shown = [head, *(f"{one.name} {one.cell.detail}" for one in figures), *(one.finding for one in charts)]
     return Document(
         title=f"{one_line(run.scenario, at_most=80)} · load test",
-        headline=headline(run),
+        headline=head,
         tone=outcome(run),
+        note=sentence(neighbours(run)),
+        terms=terms(shown),
         subject=subject(run),
         about=sentence(run.about),
         complaints=tuple(sentence(complaint) for complaint in run.complaints),
-        figures=key_figures(run),
-        charts=key_charts(run),
+        figures=figures,
+        charts=charts,
         comparison=comparison_section(last),
         sections=tuple(part for part in found if isinstance(part, Section)),
         absences=tuple(part for part in found if isinstance(part, Absence)),
@@ -104,8 +108,10 @@ def render_markdown(run: Run, last: LastRun | None = None) -> str:
     """The report's text."""
     document = compose(run, last)
     blocks = [f"# {escape(document.title)}", *_complaints(document), f"**{escape(document.headline)}**"]
-    blocks += [escape(text) for text in (document.subject, document.about) if text]
+    blocks += [escape(text) for text in (document.note, document.subject, document.about) if text]
     blocks += [_key_figures(document)] if document.figures else []
+    if document.terms:
+        blocks.append("; ".join(f"*{term}*: {meaning}" for term, meaning in document.terms) + ".")
     blocks += ["\n".join(f"- {escape(one.title)}: {escape(one.finding)}" for one in document.charts)]
     if isinstance(document.comparison, Section):
         blocks += _section(document.comparison)
@@ -154,6 +160,8 @@ def _table(table: Table) -> str:
     rule = [":--" if index in table.texts else "--:" for index in range(len(table.head))]
     lines = [_row([escape(word) for word in table.head]), _row(rule)]
     lines += [_row([_cell(cell) for cell in row]) for row in table.rows]
+    if table.is_folded:
+        return "\n".join((f"<details><summary>{escape(table.caption)}</summary>", "", *lines, "", "</details>"))
     caption = f"**{escape(table.caption)}**\n\n" if table.caption else ""
     return caption + "\n".join(lines)
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_load.report.document import NOTHING, Tone, count, number, one_line, percent, plain_number
-from penstock_load.report.figures import TONES, goal_text, ordered_verdicts, phase_name
+from penstock_load.report.figures import TONES, folded_text, goal_text, phase_name, split_verdicts
 from penstock_load.report.rounds import PhaseRounds, phase_rounds
 from penstock_load.results import LiveView, PhaseResult, Run, Side, Verdict
 
@@ -21,12 +21,18 @@ _FIRST_SECONDS = 2  # a rate is of whole seconds, so that the first has none
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """A row a target, those that failed first; fits 80 columns. Its sentence holds the figure and the target."""
+    """A row a target, those that failed first; fits 80 columns. Its sentence holds the figure and the target.
+
+    Targets of other hardware are only counted.
+    """
     table = _table("Verdict")
     table.add_column("state", no_wrap=True)
     table.add_column("what", overflow="fold", max_width=_MAX_TEXT_WIDTH, ratio=2)
     table.add_column("why", overflow="fold", ratio=3)
-    for verdict in ordered_verdicts(verdicts):
+    shown, folded = split_verdicts(verdicts)
+    if folded:
+        table.caption, table.caption_justify = f"not shown: {folded_text(len(folded))}", "left"
+    for verdict in shown:
         what = _beneath(one_line(verdict.title), one_line(verdict.target_id))
         why = _beneath(one_line(verdict.why), goal_text(verdict))
         table.add_row(Text(verdict.state.value.upper(), style=_STYLES[TONES[verdict.state]]), what, why)

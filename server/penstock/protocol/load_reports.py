@@ -44,11 +44,16 @@ class LoadRunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run in a few figures: medians over its rounds. outcome: pass, fail or none."""
+    """The result of a run in a few figures: medians over its rounds. outcome: pass, fail or none.
+
+    note: what else decided the figures, such as other programs. is_invalid: the figures cannot be trusted.
+    """
 
     outcome: str
     headline: str
     began_at: str
+    note: str = ""
+    is_invalid: bool = False
     server: str = ""
     commit: str = ""
     version: str = ""

@@ -12,12 +12,12 @@ const BOTTOM = 24;
 /**
  * A line chart with a legend. series: [{name, points: [[x, y], …]}]; y is null for a gap. xText: formats the ticks of
  * the x axis. limit: y of a horizontal line, such as an SLO. width: expected width in CSS pixels, which sets the size
- * of the text.
+ * of the text. empty: text without data.
  */
-export function lineChart({title, series, unit = "", width = WIDTH, height = 200, xText = shown, limit = null, yMax = null}) {
+export function lineChart({title, series, unit = "", width = WIDTH, height = 200, xText = shown, limit = null, yMax = null, empty = "No data yet"}) {
   const all = series.flatMap(one => one.points);
   const points = all.filter(point => point[1] !== null);
-  if (!points.length) return h("figure", {class: "chart"}, h("figcaption", {}, title), h("p", {class: "quiet"}, "No data yet"));
+  if (!points.length) return h("figure", {class: "chart"}, h("figcaption", {}, title), h("p", {class: "quiet"}, empty));
   const [x0, x1] = extent(all.map(point => point[0]));
   const top = niceCeiling(yMax ?? Math.max(...points.map(point => point[1]), limit ?? 0));
   const x = value => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);

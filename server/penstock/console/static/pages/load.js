@@ -10,7 +10,8 @@ const KINDS = {running: "warn", passed: "good", failed: "bad", error: "bad"};
 const MAX_POINTS = 600;
 const MAX_CHARTED = 40;
 const path = (id, rest = "") => `${RUNS}/${encodeURIComponent(id)}${rest}`;
-const state = run => badge(run.state.replace("_", " "), KINDS[run.state] ?? "");
+const ENDED = {failed: "ended: target missed", invalid: "ended: not valid", error: "broken off: no result", no_verdict: "ended: no verdict"};
+const state = run => badge(ENDED[run.state === "failed" && run.figures?.is_invalid ? "invalid" : run.state] ?? run.state, KINDS[run.state] ?? "");
 const ms = value => (value === null || value === undefined ? "–" : shown(value, "ms"));
 const perSecond = value => (value === null || value === undefined ? "–" : `${shown(value)}/s`);
 
@@ -143,7 +144,7 @@ function historyCharts(runs) {
     return run.figures.commit || clockTime(new Date(run.started_at));
   };
   const isReload = measured.every(run => run.figures.p99_ms === null);
-  const latency = isReload ? [line("load", "load_ms")] : [line("p99", "p99_ms"), line("p50", "p50_ms")];
+  const latency = isReload ? [line("load", "load_ms")] : [line("p50", "p50_ms"), line("p99", "p99_ms")];
   return h("div", {class: "load-charts"},
     lineChart({title: "Latency", unit: "ms", series: latency, xText: names}),
     isReload ? null : lineChart({title: "Rate", unit: "requests/s", series: [line("throughput", "ok_per_s"), line("capacity", "capacity_per_s")], xText: names}));
@@ -205,8 +206,8 @@ async function oneRun(root, id) {
     points = [...points, ...answer.progress.filter(line => line.phase)].slice(-MAX_POINTS);
     notes.append(...answer.progress.filter(line => line.text).map(line => h("li", {}, line.text)));
     replace(facts, runFacts(answer.run, points.at(-1)));
-    if (isMore || !charts.hasChildNodes()) replace(charts, liveCharts(points));
     const isRunning = answer.run.state === "running";
+    if (isMore || !isRunning || !charts.hasChildNodes()) replace(charts, liveCharts(points, isRunning));
     stop.hidden = !isRunning;
     if (!isRunning && !isMore) {
       isShown = true;
@@ -225,18 +226,20 @@ function runFacts(run, last) {
   ].filter(pair => pair[1] !== null);
   return [
     run.figures ? h("p", {class: "load-verdict"}, run.figures.headline) : null,
+    run.figures?.note ? h("p", {class: "load-note"}, run.figures.note) : null,
     h("dl", {class: "facts"}, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
   ];
 }
 
-function liveCharts(points) {
+function liveCharts(points, isRunning) {
+  const empty = isRunning ? "The load test starts and warms up: the first figures come after about ten seconds." : "No figures were measured.";
   const line = (name, field_) => ({name, points: points.map(point => [point.at_s, point[field_] ?? null])});
   const highest = Math.max(0, ...points.map(point => point.p99_ms ?? 0));
   const slo = points.at(-1)?.slo_p99_ms ?? 0;
   const xText = value => `${Math.round(value)} s`;
   return [
-    lineChart({title: "Latency", unit: "ms", series: [line("p99", "p99_ms"), line("p50", "p50_ms")], xText, limit: slo && slo < 6 * highest ? slo : null}),
-    lineChart({title: "Rate", unit: "requests/s", series: [line("throughput", "ok_per_s"), {name: "offered", points: points.map(point => [point.at_s, point.offered_per_s || null])}], xText}),
+    lineChart({title: "Latency", unit: "ms", series: [line("p50", "p50_ms"), line("p99", "p99_ms")], xText, empty, limit: slo && slo < 6 * highest ? slo : null}),
+    lineChart({title: "Rate", unit: "requests/s", series: [line("throughput", "ok_per_s"), {name: "offered", points: points.map(point => [point.at_s, point.offered_per_s || null])}], xText, empty}),
   ];
 }
 
