@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,9 @@ from penstock import network as loopback
 from penstock.doctor import engine as ports
 from penstock.engines.triton.endpoints import pick_free_ports
 from penstock.gateway.settings import Settings
+from penstock.gateway.stack import startup
 from penstock.gateway.stack.startup import CannotStart, resolve_ports
+from penstock.gateway.workers.running_stacks import RunningStack
 from penstock.network import PortTaken, addresses_of, bind_all, listen_hosts
 from penstock_video.api.options import ApiOptions, ApiRefused, listeners_of
 
@@ -57,6 +60,23 @@ def test_both_versions_have_the_same_port(is_shared: bool) -> None:
     finally:
         for one in (*first, *more):
             one.close()
+
+
+def test_ports_in_use_are_named_at_once_with_the_stack_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One sentence: the running Penstock's home, all taken ports, and flags that choose others."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        http_port, grpc_port = one.getsockname()[1], other.getsockname()[1]
+        stack = RunningStack(tmp_path, f"http://127.0.0.1:{http_port}", "127.0.0.1:1", 1, home="/srv/theirs")
+        monkeypatch.setattr(startup, "running_stacks", lambda: (stack,))
+        with pytest.raises(CannotStart) as refused:
+            resolve_ports(Settings(http_port=http_port, grpc_port=grpc_port, metrics_port=0, console="off"))
+    text = str(refused.value)
+    assert text.startswith(f"a Penstock runs already at {stack.label}, see `penstock status`: cannot listen on ")
+    assert text.endswith(
+        f"Ports {http_port}, {grpc_port} cannot be had; any free ones are taken with --http-port 0 --grpc-port 0"
+    )
 
 
 @needs_ipv6

@@ -72,11 +72,15 @@ def test_added_model_passes_the_check(penstock: Call, tmp_path: Path) -> None:
 def test_gateway_that_does_not_load_it_is_a_failure_with_the_reason(
     penstock: Call, stand_in: StandIn, tmp_path: Path
 ) -> None:
-    """The folder stays, so that `models load` can try again."""
-    stand_in.refusals["/load"] = (400, json.dumps({"error": "no room on the card"}), {})
+    """The folder stays, so that `models load` can try again; no command is shown that needs the loaded model."""
+    why = "'ci' lacks the role admin, which this needs (it has: infer)"
+    stand_in.refusals["/load"] = (403, json.dumps({"error": why}), {})
     answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--url", stand_in.url)
     assert answer.exit_code == 1
-    assert "no room on the card" in answer.stdout
+    refusal = f"added, but not loaded: the gateway at {stand_in.url} did not load it: {why}"
+    assert refusal in answer.stdout
+    assert f" models load m --url {stand_in.url}\n" in answer.stdout
+    assert " infer m " not in answer.stdout
     assert (home() / "models" / "m" / "config.pbtxt").is_file()
 
 

@@ -1,8 +1,9 @@
 """How `penstock video run` begins, or does not: its words, its exit code, and the files that it leaves alone."""
 
 import json
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock_video.cli.engine import EngineUnavailable, ModelUnknown
 from penstock_video.errors import InferFailed, ModelUnusable, TooManySources
 from penstock_video.infer.options import EngineAddress
 from penstock_video.settings.document import InvalidSettings, SettingsFault
-from penstock_video.settings.models import ApiSettings
+from penstock_video.settings.models import ApiSettings, VideoSettings
 from tests.cli.video_program import PLACE, FakeProgram
 
 Run = Callable[..., Result]
@@ -42,7 +43,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     app.add_typer(video.app, name="video")
 
     def call(
-        *words: object, no_engine: Exception | None = None, place: EngineAddress = PLACE, **options: Any
+        *words: object,
+        no_engine: Exception | None = None,
+        place: EngineAddress = PLACE,
+        programs: list[FakeProgram] | None = None,
+        **options: Any,
     ) -> Result:
         @contextmanager
         def engine(*_: object, **__: object) -> Iterator[EngineAddress]:
@@ -51,10 +56,32 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             yield place
 
         monkeypatch.setattr(video, "engine_for", engine)
-        monkeypatch.setattr(video, "program_of", lambda settings, place, api: FakeProgram(settings, **options))
-        return CliRunner().invoke(app, ["video", "run", *map(str, words), "--api-port", "0"])
+
+        def program_of(settings: VideoSettings, place: object, api: object) -> FakeProgram:
+            program = FakeProgram(settings, **options)
+            if programs is not None:
+                programs.append(program)
+            return program
+
+        monkeypatch.setattr(video, "program_of", program_of)
+        port = () if programs is not None else ("--api-port", 0)
+        return CliRunner().invoke(app, ["video", "run", *map(str, (*words, *port))])
 
     return call
+
+
+def test_default_port_of_the_api_that_is_in_use_is_replaced_by_a_free_one(run: Run) -> None:
+    """Beside the video program of a stack; the line says so. A port that the settings file names is not replaced."""
+    programs: list[FakeProgram] = []
+    with ExitStack() as held:
+        with suppress(OSError):  # in use already
+            held.enter_context(socket.create_server(("127.0.0.1", 8010)))
+        done = run(*CLIP, programs=programs)
+        Path("all.yaml").write_text("api: {port: 8010}\n")
+        refused = run("all.yaml", *CLIP, programs=programs)
+    assert (done.exit_code, [program.settings.api.port for program in programs]) == (0, [0])
+    assert done.stderr.startswith("port 8010 is in use, so the control API gets a free one; --api-port chooses one\n")
+    assert (refused.exit_code, "port 8010 (Address already in use)" in refused.stderr) == (1, True)
 
 
 FAULTS = {

@@ -1,5 +1,6 @@
 """`penstock video run`, from its settings to its exit code."""
 
+import errno
 import math
 import os
 import signal
@@ -153,6 +154,19 @@ def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost:
     return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
 
 
+def _with_free_port(settings: VideoSettings, watch: QuietWatch, parts: ApiParts) -> VideoSettings:
+    """The settings; with port 0 if the API's default port is in use. Raises PipelineError if it cannot be bound."""
+    try:
+        require_api_address(settings.api, parts)
+    except ApiRefused as error:
+        is_in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        if settings.is_api_port_given or not is_in_use:
+            raise
+        watch.note(f"port {settings.api.port} is in use, so the control API gets a free one; --api-port chooses one")
+        return replace(settings, api=replace(settings.api, port=0))
+    return settings
+
+
 def require_api_address(settings: ApiSettings, parts: ApiParts) -> None:
     """Raises PipelineError if the API's address cannot be bound, before the engine starts."""
     if not settings.is_enabled:
@@ -165,7 +179,7 @@ def require_api_address(settings: ApiSettings, parts: ApiParts) -> None:
 
 
 def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: RunParts) -> RunEnd:
-    require_api_address(settings.api, parts.api)
+    settings = _with_free_port(settings, watch, parts.api)
     with parts.engine() as place:
         share_card(place, os.environ)
         program = parts.program_of(settings, place)

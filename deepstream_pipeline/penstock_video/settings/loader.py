@@ -240,6 +240,7 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         osd=root.section("osd").read(OsdOptions) or OsdOptions(),
         sinks=sinks,
         api=api,
+        is_api_port_given=flags.api_port is not None or "port" in root.section("api"),
         engine=_engine(root, flags),
         gpu=root.section("gpu").read(GpuSettings) or GpuSettings(),
         shard=shard,
@@ -383,12 +384,11 @@ def _engine(root: Section, flags: Flags) -> EngineSettings:
 
 def _api(root: Section, flags: Flags) -> ApiSettings:
     settings = root.section("api").read(ApiSettings) or ApiSettings()
-    port = settings.port if flags.api_port is None else flags.api_port
     if fault := outbound_fault(flags.allowed_outbound):
         root.reading.complaints.add("command line", fault)
     return replace(
         settings,
-        port=port,
+        port=settings.port if flags.api_port is None else flags.api_port,
         is_enabled=settings.is_enabled and flags.has_api,
         allowed_hosts=(*settings.allowed_hosts, *flags.allowed_hosts),
         cors_origins=(*settings.cors_origins, *flags.cors_origins),

@@ -208,7 +208,7 @@ class GpuSettings:
 class VideoSettings:
     """All settings of `penstock video run`. sources: of this replica. elsewhere: number of sources of other replicas.
     analytics: for sources without their own section. osd: what is drawn. out: the output folder. events: the event
-    store, with its folder; None without one."""
+    store, with its folder; None without one. is_api_port_given: whether the API's port is not just the default."""
 
     sources: tuple[SourceSettings, ...]
     primary: PrimarySettings
@@ -219,6 +219,7 @@ class VideoSettings:
     osd: OsdOptions = field(default_factory=OsdOptions)
     sinks: tuple[object, ...] = ()
     api: ApiSettings = ApiSettings()
+    is_api_port_given: bool = False
     engine: EngineSettings = EngineSettings()
     gpu: GpuSettings = GpuSettings()
     shard: Shard = ALONE

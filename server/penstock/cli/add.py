@@ -215,7 +215,7 @@ def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient |
     if as_json:
         print_json(report)
     else:
-        _print(report, place)
+        _print(report, place, is_loaded=is_loaded)
     return is_loaded
 
 
@@ -247,7 +247,8 @@ def _load(name: str, gateway: GatewayClient | None, settings: Settings) -> tuple
     except GatewayUnreachable:
         return f"no gateway runs at {gateway.url}: it will be loaded at the next `penstock up`", True
     except InferenceError as error:
-        return f"the gateway at {gateway.url} did not load it: {load_failure(name, str(error), settings)}", False
+        why = load_failure(name, str(error), settings)
+        return f"added, but not loaded: the gateway at {gateway.url} did not load it: {why}", False
     return f"loaded at {gateway.url}", True
 
 
@@ -282,7 +283,9 @@ def _program() -> str:
     return "penstock" if called.name != "penstock" or shutil.which("penstock") else os.path.relpath(called)
 
 
-def _print(report: AddReport, place: AddContext) -> None:
+def _print(report: AddReport, place: AddContext, *, is_loaded: bool) -> None:
+    """is_loaded: whether the printed commands can answer, now or after the next `penstock up`."""
+
     def line(text: str) -> None:
         place.console.print(text, markup=False, soft_wrap=True)
 
@@ -301,6 +304,9 @@ def _print(report: AddReport, place: AddContext) -> None:
     url = place.url or _DEFAULT_URL
     elsewhere = "" if url == _DEFAULT_URL else f" --url {url}"
     line("")
+    if not is_loaded:
+        line(f"  {_program()} models load {report.name}{elsewhere}")
+        return
     line(f"  {_program()} infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
     target = f"{url}/v2/models/{report.name}/image"
     line(f"  curl --data-binary @photo.jpg -H 'content-type: image/jpeg' {target}")

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.engines.call_options import HeaderFileError, read_header_file
 from penstock.engines.config_pbtxt import gpu_instances
@@ -22,7 +23,7 @@ from penstock.gateway.auth.access_file import AccessFileError, AccessRules, Empt
 from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_mps, this_machine
-from penstock.gateway.workers.running_stacks import run_folders
+from penstock.gateway.workers.running_stacks import run_folders, running_stacks
 from penstock.gpu.mps.control import MpsUnavailable
 from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
@@ -168,20 +169,42 @@ def resolve_ports(settings: Settings) -> Settings:
         names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
     listeners: list[socket.socket] = []
     ports: dict[str, int] = {}
+    refused: dict[str, PortTaken] = {}
     try:
         for name in names:
             host = "127.0.0.1" if name.startswith("engine") else settings.host
-            port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
-            flag = "--" + name.replace("_", "-")
-            listeners += [bind(host, port, flag=flag)] if name.startswith("engine") else bind_all(host, port, flag=flag)
-            ports[name] = port
-    except PortTaken as error:
-        no_console = ", or leave the console out with --console off" if name == "console_port" else ""
-        raise CannotStart(f"{error}{no_console}") from error
+            ports[name] = port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
+            bind_here = bind if name.startswith("engine") else bind_all
+            try:
+                bound = bind_here(host, port, flag=_flag_of(name))
+            except PortTaken as error:
+                refused[name] = error
+            else:
+                listeners += [bound] if isinstance(bound, socket.socket) else bound
     finally:
         for listener in listeners:
             listener.close()
+    if refused:
+        raise CannotStart(_refusal(refused, ports)) from next(iter(refused.values()))
     return settings.model_copy(update=ports)
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _refusal(refused: Mapping[str, PortTaken], ports: Mapping[str, int]) -> str:
+    """One sentence of all ports that cannot be had, and of the stack of this user that has them."""
+    text = str(next(iter(refused.values())))
+    if len(refused) > 1:
+        taken = ", ".join(str(ports[name]) for name in refused)
+        flags = " ".join(f"{_flag_of(name)} 0" for name in refused)
+        text = f"{text}. Ports {taken} cannot be had; any free ones are taken with {flags}"
+    if "console_port" in refused:
+        text += ", or leave the console out with --console off"
+    http_port = ports["http_port"] if "http_port" in refused else None
+    stack = next((each for each in running_stacks() if urlsplit(each.http_url).port == http_port), None)
+    return f"a Penstock runs already at {stack.label}, see `penstock status`: {text}" if stack is not None else text
 
 
 def _without_engine_ports(settings: Settings) -> Settings:
