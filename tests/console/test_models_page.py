@@ -11,6 +11,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from penstock.gateway.model_uploads import ModelUploads
+from penstock.protocol.errors import InvalidRequest
 from tests.console.browser import horizontal_overflow, serious_findings
 from tests.console.conftest import KeyedConsole, Show, sample_picture
 from tests.console.test_system_page import log_in
@@ -147,6 +149,7 @@ def test_page_of_a_model_shows_its_card_and_draws_its_figures(show: Show, consol
         send_pictures(console_stack, 3)
         expect(page.get_by_role("img", name=re.compile(r"Latency: p50 [0-9.]+ ms"))).to_be_visible()
         expect(page.get_by_role("img", name="Mean batch: rows 1 rows")).to_be_visible()
+        expect(page.get_by_text(re.compile(r"^HTTP: \d+ × 200"))).to_be_visible()
         expect(page.get_by_text("toothbrush")).to_be_visible()
         assert (horizontal_overflow(page), serious_findings(page)) == (0, [])
 
@@ -218,6 +221,14 @@ def test_dropped_file_is_described_added_unloaded_loaded_and_removed(show: Show)
         unload_load_and_remove(page, "faces-2")
 
 
+def advice_of_taken_name(home: Path) -> str:
+    """The gateway's sentence for a name that an added model has."""
+    (home / "models" / "yolox").mkdir(parents=True)
+    with pytest.raises(InvalidRequest) as refusal:
+        ModelUploads(home, (home / "models",)).check("yolox", may_replace=False)
+    return refusal.value.message
+
+
 def test_open_questions_are_asked_and_an_answer_is_taken_back(show: Show, tmp_path: Path) -> None:
     """A blocking question hides the button Add; each answer has the file read again without sending it."""
     file = made_networks.yolox(tmp_path / "yolox.onnx")
@@ -231,13 +242,24 @@ def test_open_questions_are_asked_and_an_answer_is_taken_back(show: Show, tmp_pa
         question.get_by_label("layout").fill("no-such-layout")
         question.get_by_role("button", name="Answer").click()
         expect(box.get_by_role("alert")).to_contain_text("'no-such-layout' is not one of", timeout=WORK_MS)
+        expect(question.get_by_role("button", name="Answer")).to_be_focused()
         question.get_by_label("layout").fill("yolox")
         question.get_by_role("button", name="Answer").click()
-        box.get_by_role("group", name="Question: color").get_by_role("button", name="bgr [color=bgr]").click(
-            timeout=WORK_MS
-        )
+        color = box.get_by_role("group", name="Question: color")
+        expect(color.get_by_role("button").first).to_be_focused(timeout=WORK_MS)
+        color.get_by_role("button", name="bgr [color=bgr]").click()
         expect(box.get_by_text("can be served")).to_be_visible(timeout=WORK_MS)
         expect(box.get_by_role("button", name="Add", exact=True)).to_be_visible()
+        expect(box.get_by_label("Name", exact=True)).to_be_focused()
+        box.get_by_text("Change what was found").click()
+        expect(box.get_by_label("What")).to_contain_text("Standard deviation that divides [std]")
+        advice = advice_of_taken_name(tmp_path)
+        page.route("**/models/yolox/add*", lambda route: route.fulfill(status=400, json={"error": advice}))
+        box.get_by_role("button", name="Add", exact=True).click()
+        expect(box.get_by_role("alert")).to_have_text(
+            "this gateway has a model 'yolox': choose another name; "
+            "or check “Replace a model of this name that was added before”"
+        )
         box.get_by_role("button", name="Take back layout=yolox").click()
         expect(box.get_by_text("a question is open")).to_be_visible(timeout=WORK_MS)
 

@@ -28,7 +28,7 @@ from penstock.protocol.vision_results import (
 )
 from penstock.vision.masks import rle_of
 from penstock.vision.palette import PALETTE, color_of
-from tests.console.browser import serious_findings
+from tests.console.browser import horizontal_overflow, serious_findings
 from tests.console.conftest import KeyedConsole, Show, sample_picture
 from tests.support.http import call
 from tests.support.stack import RunningStack
@@ -116,6 +116,8 @@ def test_sliders_change_what_is_found(show: Show) -> None:
         expect(page.locator("pre").first).not_to_contain_text("conf")
         page.get_by_label("Model").select_option("street")
         expect(page.get_by_text("street, version 1")).to_be_visible()
+        conf.press("End")
+        expect(page.get_by_text("This model knows: person, bicycle, car.")).to_be_visible()
         assert page.url.endswith("/try?model=street")
 
 
@@ -170,6 +172,21 @@ def test_key_of_the_session_is_not_in_the_shown_request(
     environment = {"PATH": os.environ["PATH"], "PENSTOCK_API_KEY": keyed_console.secrets["infer"]}
     done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, env=environment, capture_output=True, timeout=30)
     assert json.loads(done.stdout)["model_name"] == "street"
+
+
+@pytest.mark.parametrize("width", [1440, 1205, 640, 390])
+def test_slider_stays_where_it_is_when_it_is_moved(show: Show, width: int) -> None:
+    """Its label and its value have one line, whether the value is the model's own or another."""
+    with show("/try?model=yolox-nano", width=width) as page:
+        conf = page.get_by_label("Lowest score")
+        expect(conf).to_have_value("0.25")
+        before = conf.bounding_box()
+        conf.press("ArrowRight")
+        expect(page.get_by_text("0.26", exact=True)).to_be_visible()
+        assert conf.bounding_box() == before
+        line = page.get_by_text("Lowest score (conf)").bounding_box()
+        assert line is not None
+        assert (line["height"] < 30, horizontal_overflow(page)) == (True, 0)
 
 
 def test_key_that_may_only_infer_tries_a_model_by_its_name(show_keyed: Show, keyed_console: KeyedConsole) -> None:

@@ -3,6 +3,7 @@
 import {h, replace} from "/dom.js";
 import {gateway, identity} from "/api.js";
 import {button, command, emptyState, faultLine, field, pageHead, poll} from "/widgets.js";
+import {pathOf} from "/pages/models/model.js";
 import {imagePath, reachable, requestTabs} from "/pages/try/request.js";
 import {pictureSource} from "/pages/try/source.js";
 import {MAX_SIDE, depthImage, drawingOn} from "/pages/try/drawing.js";
@@ -10,6 +11,8 @@ import {kindOf, reportOf, resultList} from "/pages/try/list.js";
 
 const MODELS_MS = 10_000;
 const MAX_NAME = 200;
+const MAX_LABELS = 3;
+const LABELS_MS = 2000;
 const DEBOUNCE_MS = 120;
 const WAITING_MS = 400; // an answer that takes longer is announced
 const TIMEOUT_MS = 60_000;
@@ -57,6 +60,12 @@ async function listed(signal) {
     if (error.status === 403 && (await identity()).roles.includes("infer")) return null;
     throw error;
   }
+}
+
+/** The labels of a model that has at most MAX_LABELS. */
+async function fewLabels({name, card}) {
+  if (!(card.label_count <= MAX_LABELS)) return [];
+  return gateway.get(pathOf(name), {timeoutMs: LABELS_MS}).then(found => found.card.labels, () => []);
 }
 
 function noModel() {
@@ -116,6 +125,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   let known = [];
   let picture = null; // {blob, name, isFile, isLive}
   let image = null; // of the picture, {image, width, height}
+  let labels = []; // of the model, or their promise; none if they are many
   let drawn = null; // the image on the canvas
   let kind = "";
   let aborter = null;
@@ -170,6 +180,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
   function chosen(isByHand) {
     kind = KIND_OF_TYPE[model().card.network_type] ?? "detections";
     if (image) present(null);
+    labels = fewLabels(model());
     resetSliders();
     if (isByHand) {
       history.replaceState(null, "", `/try?model=${encodeURIComponent(model().name)}`);
@@ -232,7 +243,7 @@ function newBench({fault, gatewayUrl, needsKey, wanted, models}) {
     const result = answer.results[0];
     kind = kindOf(result);
     present(result, result.depth ? await depthImage(result.depth) : null);
-    list.show(answer, image, {isLive: sent.isLive, hasConf: !conf.element.hidden});
+    list.show(answer, image, {isLive: sent.isLive, hasConf: !conf.element.hidden, labels: await labels});
     replace(report, reportOf(answer, ms));
     fault.show(null);
     showRequest();

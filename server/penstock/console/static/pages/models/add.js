@@ -13,7 +13,12 @@ const REPLACE_LABEL = "Replace a model of this name that was added before";
 const REPLACE_ADVICE = "replace=1 replaces a model that was added"; // of the API
 const COLORS = ["RGB", "BGR", "gray"]; // of model-color-format
 /** Facts that a person can state. The gateway checks the values. */
-const FACTS = ["labels", "conf", "iou", "layout", "color", "input_size", "scale", "mean", "std", "resize", "padding", "keypoint_names", "skeleton", "parameter"];
+const FACTS = {
+  labels: "Labels", conf: "Lowest score", iou: "Most overlap of two boxes", layout: "Layout of the outputs", color: "Order of the colors", input_size: "Size of the input",
+  scale: "Factor of the pixels", mean: "Mean that is subtracted", std: "Standard deviation that divides", resize: "How pictures are resized", padding: "Value of the padding",
+  keypoint_names: "Names of the keypoints", skeleton: "Joined keypoints", parameter: "Any other parameter, KEY=VALUE",
+};
+const wordsOf = parameter => (FACTS[parameter] ? `${FACTS[parameter]} [${parameter}]` : parameter);
 
 /** Whether a drag brings files. */
 export const hasFiles = event => [...(event.dataTransfer?.types ?? [])].includes("Files");
@@ -84,15 +89,18 @@ export function openAdd(file = null) {
     else answers.set(parameter, value);
     fault.textContent = "";
     const form = body.querySelector("fieldset");
+    const focused = document.activeElement; // a disabled form loses it
     form.disabled = primary.disabled = true;
     try {
       found = await gateway.post(withQuery("/v1/inspect", {upload: found.upload, ...Object.fromEntries(answers)}), {signal, timeoutMs: WORK_MS});
       show();
+      (body.querySelector(".question.open :is(button, input)") ?? (primary.hidden ? body.querySelector("button") : name)).focus();
     } catch (error) {
       answers.clear();
       before.forEach((old, key) => answers.set(key, old));
       fault.textContent = error.message;
       form.disabled = false;
+      focused.focus();
     }
     primary.disabled = false;
   }
@@ -158,12 +166,12 @@ function valueForm(parameter, answer, choices = []) {
   const input = h("input", {spellcheck: "false", placeholder: parameter === "labels" ? "person;car;dog" : "", "aria-label": parameter});
   const give = () => input.value.trim() && answer(parameter, input.value.trim());
   input.addEventListener("keydown", event => event.key === "Enter" && give());
-  return h("div", {class: "actions"}, h("span", {}, `${parameter}${choices.length ? ` (${choices.join(", ")})` : ""}:`), input, button("Answer", give));
+  return h("div", {class: "actions"}, h("span", {}, `${wordsOf(parameter)}${choices.length ? ` (${choices.join(", ")})` : ""}:`), input, button("Answer", give));
 }
 
 /** A field for any fact. */
 function factForm(answer) {
-  const what = h("select", {"aria-label": "What"}, FACTS.map(fact => h("option", {value: fact}, fact)));
+  const what = h("select", {"aria-label": "What"}, Object.keys(FACTS).map(fact => h("option", {value: fact}, wordsOf(fact))));
   const value = h("input", {spellcheck: "false", "aria-label": "Value", placeholder: "labels: person;car;dog"});
   const give = () => value.value.trim() && answer(what.value, value.value.trim());
   return h("div", {class: "actions"}, what, value, button("Apply", give));

@@ -171,18 +171,23 @@ const fact = (name, value) => (value === null || value === undefined || value ==
 const tensorText = tensor => `${tensor.name} ${tensor.datatype} [${tensor.shape.map(side => (side < 0 ? "any" : side)).join(", ")}]`;
 const lines = texts => texts.map(text => h("div", {}, text));
 
+/** A line for HTTP and one for gRPC, whose statuses have names. */
+function statusesOf(codes) {
+  const groups = Object.groupBy(Object.entries(codes), ([code]) => (/^[0-9]+$/.test(code) ? "HTTP" : "gRPC"));
+  return Object.entries(groups).map(([protocol, found]) => `${protocol}: ${found.map(([code, count]) => `${shown(count)} × ${code}`).join(", ")}`);
+}
+
 function factsOf(model) {
   const {batching, traffic, card} = model;
   const refused = Object.entries(traffic.refused).filter(([, count]) => count).map(([why, count]) => `${count} ${why.replaceAll("_", " ")}`);
   const closed = Object.entries(batching.closed_by).map(([why, value]) => ({name: CLOSED[why] ?? why, value}));
-  const codes = Object.entries(traffic.codes).map(([code, count]) => `${shown(count)} × ${code}`).join(", ");
   return [
     card ? cardOf(card, model) : h("section", {class: "card"}, h("h3", {}, "Tensors"), h("p", {class: "quiet"}, model.inputs.length ? "It has no picture parameters: it takes tensors." : "Its inputs are known once it is loaded."), h("dl", {class: "facts"}, tensorFacts(model))),
     h("section", {class: "card"}, h("h3", {}, "Batches"), h("dl", {class: "facts"},
       fact("Formed by", {gateway: "the gateway", triton: "Triton", off: "nothing: each request is a call"}[batching.owner]),
       fact("Largest", batching.max_batch_size), fact("Instances", batching.instances), fact("SLO", batching.slo_p99_ms === null ? null : `p99 ${shown(batching.slo_p99_ms, "ms")}`),
       fact("Not merged", batching.unmerged), fact("Batches", batching.count ? `${shown(batching.count)}, mean ${shown(batching.mean_rows)} rows` : null),
-      fact("Answers", codes), fact("Refused", refusedOf(model) ? refused.join(", ") : "0")),
+      fact("Answers by status", lines(statusesOf(traffic.codes))), fact("Refused", refusedOf(model) ? refused.join(", ") : "0")),
     batching.count ? barChart({title: "Why batches closed", rows: closed}) : null),
   ];
 }

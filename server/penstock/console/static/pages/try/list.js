@@ -81,11 +81,11 @@ export function resultList(highlighted) {
     const text = JSON.stringify(answer, null, 1);
     json.append(h("pre", {class: "json", tabindex: "0"}, text.length > MAX_JSON ? `${text.slice(0, MAX_JSON)}…` : text));
   }
-  function show(next, size, {isLive, hasConf}) {
+  function show(next, size, {isLive, hasConf, labels}) {
     answer = next;
     const result = answer.results[0];
     const {columns, rows, hasPlace} = tableOf(result);
-    const list = table({columns, caption: "Results", key: row => rows.indexOf(row), empty: () => nothing(hasConf)});
+    const list = table({columns, caption: "Results", key: row => rows.indexOf(row), empty: () => nothing(hasConf, labels)});
     list.update(rows.slice(0, MAX_ROWS));
     lines = [...list.element.querySelectorAll("tbody tr")];
     if (hasPlace) watch(lines, highlighted);
@@ -119,8 +119,10 @@ function headline(answer, rows, size) {
   return `${count}${answer.model_name}, version ${answer.model_version}${size ? ` · ${size.width} × ${size.height} pixels` : ""}`;
 }
 
-function nothing(hasConf) {
-  return h("p", {class: "empty"}, hasConf ? "Nothing found. A lower score threshold may show more." : "Nothing found.");
+/** labels: the model's, if they are few. */
+function nothing(hasConf, labels) {
+  const known = labels.length ? ` This model knows: ${labels.join(", ")}.` : "";
+  return h("p", {class: "empty"}, `Nothing found.${hasConf ? " A lower score threshold may show more." : ""}${known}`);
 }
 
 /** Rows tell what is under the pointer or has the focus; one is reached by Tab, the others by the arrow keys. */
