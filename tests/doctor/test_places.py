@@ -186,4 +186,4 @@ def test_port_of_the_stacks_video_program_is_no_finding(tmp_path: Path) -> None:
         port = int(child.stdout.readline())
         findings = ports.port_findings(ports.probe_ports(plan(tmp_path, ports={"video-port": port})))
         child.communicate()
-    assert pick(findings, "ports.ours").found == f"a penstock runs here: {port}"
+    assert f" {port}" in pick(findings, "ports.ours").found
