@@ -83,7 +83,7 @@ class SourceStatistics:
     of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: median from
     packet to sinks, over the last seconds; None before the first frame. position_s, duration_s: in a file. active_s:
     from first to last frame. decoder: cpu or nvdec, empty until it is open. counts: FrameAnalytics.counts of the last
-    frame. events: totals by event_keys.
+    frame. events: totals by event_keys. is_recordable: its packets fit into MP4, so that events can have a film.
     """
 
     source_id: str
@@ -110,11 +110,15 @@ class SourceStatistics:
     is_loop: bool = False
     active_s: float = 0.0
     decoder: str = ""
+    is_recordable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedSource:
-    """What an address shows. fps: of the stream, 0 if unknown. duration_s: of a file, if known. jpeg: a picture."""
+    """What an address shows. fps: of the stream, 0 if unknown. duration_s: of a file, if known. jpeg: a picture.
+
+    is_recordable: its packets fit into MP4, so that events can have a film.
+    """
 
     width: int
     height: int
@@ -123,6 +127,7 @@ class ProbedSource:
     is_live: bool
     duration_s: float | None
     jpeg: bytes = field(repr=False)
+    is_recordable: bool = True
 
 
 class PipelineControl(Protocol):

@@ -2,55 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
 
-import cv2
-import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browser import shown_page
 from tests.console.conftest import Show, click_at
+from tests.console.fake_video import FakeVideo, routed
 from tests.support.stack import RunningStack
 
 pytestmark = pytest.mark.xdist_group("console")
-SIZE = (640, 480)
-STREAM = {
-    "source_id": "yard", "camera_name": "", "state": "running", "reason": "", "is_frozen": False, "is_live": True,
-    "fps": 10.0, "latency_s": 0.065, "drops": {}, "counts": {}, "width": SIZE[0], "height": SIZE[1], "codec": "h264",
-    "decoder": "software",
-}  # fmt: skip
-
-
-@dataclass
-class FakeVideo:
-    """The video program's answers for one camera. rules: its section, as it was saved last."""
-
-    stream: dict[str, Any] = field(default_factory=lambda: dict(STREAM))
-    rules: dict[str, Any] = field(default_factory=dict)
-    counters: list[dict[str, Any]] = field(default_factory=list)
-
-    def answer(self, route: Route) -> None:
-        """Answers a call of the page."""
-        request, path = route.request, urlsplit(route.request.url).path
-        if path.endswith("preview.jpg"):
-            picture = cv2.imencode(".jpg", np.full((SIZE[1], SIZE[0], 3), 90, np.uint8))[1].tobytes()
-            return route.fulfill(body=picture, content_type="image/jpeg")
-        if request.method == "PUT":
-            self.rules = request.post_data_json
-        series = {"clock": "wall", "began": None, "since": "2026-01-01T00:00:00Z", "series": [], "step_s": 60}
-        answers = {"rules": self.rules, "counters": {"rules": self.counters}, "occupancy": series, "yard": self.stream}
-        return route.fulfill(json=answers[path.rpartition("/")[2]])
 
 
 @contextmanager
 def drawing(page: Page, kind: str) -> Iterator[FakeVideo]:
     """The page of the camera `yard`, after a click on the button that draws."""
     video = FakeVideo()
-    page.route("**/video/**", lambda route: video.answer(route))
-    page.evaluate("history.pushState(null, '', '/streams/yard'); dispatchEvent(new PopStateEvent('popstate'))")
+    routed(page, video, "/streams/yard")
     page.get_by_role("button", name=kind).click()
     yield video
 
@@ -112,3 +80,16 @@ def test_corners_of_a_zone_are_visible_while_it_is_drawn(show: Show) -> None:
         save(page, "Yard")
     (zone,) = video.rules["roi-filtering"]
     assert len(zone["roi"]) == 3
+
+
+def test_rule_without_a_name_is_not_sent(show: Show) -> None:
+    """The form says what is missing, marks the field, and keeps the line."""
+    with show("/models") as page, drawing(page, "Draw a line") as video:
+        page.get_by_role("button", name="Place it in the middle").click()
+        expect(page.locator("label", has_text="Name *")).to_be_visible()
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert").filter(has_text="Give the rule a name.")).to_be_visible()
+        expect(page.get_by_label("Name")).to_be_focused()
+        assert video.rules == {}
+        save(page, "Gate")
+    assert [rule["name"] for rule in video.rules["line-crossing"]] == ["Gate"]

@@ -67,7 +67,10 @@ class ProbeRequest(Strict):
 
 
 class Probed(BaseModel):
-    """Video properties of a URL. fps: 0 if unknown. duration_s: for a file. jpeg: a frame, base64."""
+    """Video properties of a URL. fps: 0 if unknown. duration_s: for a file. jpeg: a frame, base64.
+
+    is_recordable: whether its packets fit into MP4; otherwise its events have no clip.
+    """
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -78,6 +81,7 @@ class Probed(BaseModel):
     is_live: bool
     duration_s: float | None
     jpeg: str
+    is_recordable: bool
 
 
 class Recording(Strict):
@@ -233,6 +237,7 @@ class Stream(BaseModel):
     position_s: float
     duration_s: float | None
     counts: dict[str, int]
+    is_recordable: bool
 
 
 class Streams(BaseModel):

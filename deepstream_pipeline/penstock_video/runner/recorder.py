@@ -48,6 +48,7 @@ class SmartRecorder:
         self._lock = threading.Lock()
         self._unrecorded: Counter[str] = Counter()  # not logged yet, by reason
         self._failed: Counter[str] = Counter()  # by log message
+        self._unwritable_of: dict[str, str] = {}  # reason by source, until a recording of it can be written
         self._unwritable, self._index_fails = Counter[str](), ""
         self._tell_at = self._tell_failed_at = 0.0
         self._over: Channel[FinishedRecording] = Channel(MOST_WAITING)
@@ -94,9 +95,7 @@ class SmartRecorder:
         """Records that a recording ended."""
         with self._lock:
             over = self._policy.finished(recorded.path, recorded.before_s, recorded.after_s, recorded.error)
-            if recorded.is_unwritable:
-                self._unwritable[recorded.error] += 1
-            is_logged = recorded.result == "failed" and self._is_to_tell(f"{source_id} {recorded.error}")
+            is_logged = self._is_to_tell(source_id, recorded)
         if is_logged:
             log.error("a recording failed", source=source_id, path=recorded.path, reason=recorded.error)
         self._name(over)
@@ -105,11 +104,19 @@ class SmartRecorder:
         """Ends the source's recordings."""
         with self._lock:
             over = self._policy.forget(source_id, time.monotonic())
+            self._unwritable_of.pop(source_id, None)
         self._name(over)
 
-    def _is_to_tell(self, what: str) -> bool:
-        """Whether to log: the first time, and again after LOG_EVERY_S, since every event may fail alike."""
-        now = time.monotonic()
+    def _is_to_tell(self, source_id: str, recorded: Recorded) -> bool:
+        """Whether to log: an unwritable source once; other failures again after LOG_EVERY_S, as all may fail alike."""
+        if recorded.is_unwritable:
+            self._unwritable[recorded.error] += 1
+            before, self._unwritable_of[source_id] = self._unwritable_of.get(source_id), recorded.error
+            return before != recorded.error
+        if recorded.result != "failed":
+            self._unwritable_of.pop(source_id, None)
+            return False
+        now, what = time.monotonic(), f"{source_id} {recorded.error}"
         if now >= self._tell_failed_at:
             self._tell_failed_at = now + LOG_EVERY_S
             self._failed.clear()

@@ -164,6 +164,7 @@ def statistics_of(way: StreamPipeline) -> SourceStatistics:
         events=dict(way.events),
         is_loop=config.is_loop,
         active_s=way.active_s,
+        is_recordable=opened.is_recordable if opened is not None else True,
     )
 
 

@@ -90,6 +90,7 @@ class _Waiting:
             is_live=opened.is_live,
             duration_s=opened.duration_s,
             jpeg=SoftwareJpeg().encode(scaled_copy(image, min(MAX_WIDTH, frame.width))),
+            is_recordable=opened.is_recordable,
         )
 
 

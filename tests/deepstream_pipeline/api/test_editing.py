@@ -27,7 +27,7 @@ def test_probe_answers_facts_and_a_picture(api: ApiServer, pipeline: FakePipelin
     assert base64.b64decode(str(jpeg)) == JPEG
     assert {**answer.json, "jpeg": ""} == {
         **{"width": 1280, "height": 720, "fps": 25.0, "codec": "h264", "is_live": True, "duration_s": None},
-        "jpeg": "",
+        **{"jpeg": "", "is_recordable": True},
     }
     (tried,) = pipeline.probed
     assert (tried.uri, tried.is_udp, tried.is_from_api) == ("rtsp://camera.example/2", True, True)

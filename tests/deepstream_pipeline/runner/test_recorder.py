@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from penstock_video.errors import SourceNotOpen, SourceNotRecordable
 from penstock_video.metrics import VideoMetrics
+from penstock_video.runner import recorder as recording
 from penstock_video.runner.recorder import SmartRecorder
 from penstock_video.sinks.recordings import RecordOptions
 from penstock_video.sources.options import SourceSnapshot
@@ -127,6 +128,21 @@ def test_recordings_that_fail_alike_are_logged_once_and_counted(tmp_path: Path) 
     lines = [json.loads(line) for line in (tmp_path / "recordings.jsonl").read_text().splitlines()]
     assert [line["error"] for line in lines] == ["the disk is full"] * 5 + ["its decode process ended"]
     assert all(line["after_s"] == 0.0 and len(line["events"]) == 1 for line in lines)
+
+
+def test_source_that_cannot_be_recorded_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it runs; again when a recording of it was written in between."""
+    monkeypatch.setattr(recording, "LOG_EVERY_S", 0.0)
+    recorder, error = SmartRecorder(RecordOptions(tmp_path), VideoMetrics()), "packets of msmpeg4v2 do not fit into MP4"
+    with capture_logs() as said:
+        for _ in range(3):
+            recorder.ended("a", Recorded("a.mp4", error, is_unwritable=True))
+        recorder.ended("b", Recorded("b.mp4", error, is_unwritable=True))
+        assert [one["source"] for one in said] == ["a", "b"]
+        recorder.ended("a", Recorded("a.mp4", "", 1.0, 1.0))
+        recorder.ended("a", Recorded("a.mp4", error, is_unwritable=True))
+    assert [one["source"] for one in said] == ["a", "b", "a"]
+    assert recorder.close(1.0)
 
 
 def test_recording_without_an_end_is_named_at_the_end(tmp_path: Path) -> None:

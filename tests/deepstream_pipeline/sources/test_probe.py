@@ -54,6 +54,12 @@ def test_file_shows_its_first_picture(tmp_path: Path) -> None:
     found = probe(of(str(clip)), OPTIONS)
     assert (found.width, found.height, found.is_live, found.duration_s) == (1280, 720, False, pytest.approx(0.4))
     assert simplejpeg.decode_jpeg(found.jpeg).shape == (540, 960, 3)
+    assert found.is_recordable
+
+
+def test_file_whose_events_will_have_no_film_says_so(tmp_path: Path) -> None:
+    """Its packets do not fit into MP4."""
+    assert not probe(of(str(write_clip(tmp_path / "old.avi", codec="msmpeg4v2"))), OPTIONS).is_recordable
 
 
 def test_wrong_password_is_said_without_it(cameras: RtspServer) -> None:

@@ -88,6 +88,9 @@ export async function heatmap(source, range = {}) {
   return figure;
 }
 
+/** Whether the events of a rule have directions: not those of a one-way line, or of overcrowding and dwell. */
+const hasDirections = row => ["line-crossing", "roi-filtering"].includes(row.kind) && row.in + row.out >= row.events;
+
 /** A table of each rule's events, in, out and current objects. */
 function countersTable() {
   return table({
@@ -96,8 +99,8 @@ function countersTable() {
     columns: [
       {title: "Rule", cell: row => row.rule},
       {title: "Kind", cell: row => row.kind},
-      {title: "In", class: "number", cell: row => shown(row.in)},
-      {title: "Out", class: "number", cell: row => shown(row.out)},
+      {title: "In", class: "number", cell: row => shown(hasDirections(row) ? row.in : null)},
+      {title: "Out", class: "number", cell: row => shown(hasDirections(row) ? row.out : null)},
       {title: "Events", class: "number", cell: row => shown(row.events)},
       {title: "Now", class: "number", cell: row => shown(row.current)},
     ],

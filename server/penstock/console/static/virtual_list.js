@@ -7,9 +7,9 @@ const OVERSCAN_ROWS = 6; // rendered above and below the visible rows
 /**
  * load(after) -> {rows, next}: one page; next is null at the end. row(item) -> content of a row. open(item): called on
  * a click. key(item) -> identity of an item. rowHeight: CSS pixels, as in console.css. empty() -> shown if there are
- * no rows.
+ * no rows. noun: what a row is, such as event.
  */
-export function virtualList({label, rowHeight, load, key, row, open, empty}) {
+export function virtualList({label, noun, rowHeight, load, key, row, open, empty}) {
   const items = h("ul", {class: "virtual-rows"});
   const box = h("div", {class: "virtual scroll", tabindex: "0", role: "region", "aria-label": label}, items);
   const count = h("p", {class: "quiet", role: "status"});
@@ -59,7 +59,7 @@ export function virtualList({label, rowHeight, load, key, row, open, empty}) {
   }
 
   function showCount() {
-    count.textContent = rows.length ? `${rows.length}${next === null ? "" : " or more"}` : "";
+    count.textContent = rows.length ? `${rows.length}${next === null ? "" : " or more"} ${rows.length === 1 ? noun : `${noun}s`}` : "";
     if (!rows.length) replace(element, count, empty());
     else if (box.parentNode !== element) replace(element, count, box); // re-inserting it would reset its scroll position
   }

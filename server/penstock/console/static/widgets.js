@@ -44,12 +44,12 @@ export function command(text) {
 
 let fieldCount = 0;
 
-/** An input with a label. hint: a text below the input. */
+/** An input with a label, which marks a required one. hint: a text below the input. */
 export function field(label, input, hint = "") {
   input.id ||= `field-${++fieldCount}`;
   const note = hint ? h("small", {id: `${input.id}-hint`}, hint) : null;
   if (note) input.setAttribute("aria-describedby", note.id);
-  return h("div", {class: "field"}, h("label", {for: input.id}, label), input, note);
+  return h("div", {class: "field"}, h("label", {for: input.id}, label, input.required ? h("span", {class: "fault", "aria-hidden": "true"}, " *") : null), input, note);
 }
 
 /**

@@ -107,6 +107,7 @@ async function events(root, query, actions) {
   };
   const list = virtualList({
     label: "Events",
+    noun: "event",
     rowHeight: ROW_HEIGHT,
     load,
     key: event => event.id,
@@ -141,8 +142,15 @@ function showEvent(event) {
   const clip = event.clip ? h("video", {controls: true, preload: "metadata", src: video.url(event.clip), "aria-label": "Clip of the event"}) : null;
   clip?.addEventListener("loadedmetadata", () => (clip.currentTime = Math.max(event.clip_offset_s - 1, 0)), {once: true});
   const image = event.snapshot ? h("img", {class: "whole-picture", src: video.url(event.snapshot), alt: `${titleOf(event)}: ${objectOf(event)}`}) : h("p", {class: "quiet"}, "This event has no snapshot.");
-  const box = dialog(`${titleOf(event)} (${event.kind})`, [image, clip, h("dl", {class: "facts"}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))]);
+  const film = h("p", {class: "quiet"});
+  if (!event.clip) whyNoFilm(event).then(text => (film.textContent = text)).catch(() => {}); // the stream was removed
+  const box = dialog(`${titleOf(event)} (${event.kind})`, [image, clip, film, h("dl", {class: "facts"}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))]);
   box.classList.add("wide");
+}
+
+async function whyNoFilm(event) {
+  const stream = await video.get(`/v1/streams/${encodeURIComponent(event.source_id)}`);
+  return stream.is_recordable ? "" : `Events of this stream have no film: packets of ${stream.codec} do not fit into MP4.`;
 }
 
 /** A small drawing of an object's path. */
@@ -156,6 +164,7 @@ async function objects(root, query) {
   let filter = () => ({});
   const list = virtualList({
     label: "Objects",
+    noun: "object",
     rowHeight: ROW_HEIGHT,
     load: async after => {
       const answer = await video.get(withQuery("/v1/tracks", {...filter(), limit: PAGE_ROWS, after}));

@@ -5,7 +5,7 @@ import {video} from "/api.js";
 import {button, confirmed, emptyState, faultLine, pageHead, poll, shown, toast} from "/widgets.js";
 import {openCamera, savedText} from "/pages/streams/form.js";
 import {detail} from "/pages/streams/detail.js";
-import {STILL, absent, liveImage, pathOf, restart, stateBadge, stateText} from "/pages/streams/stream.js";
+import {STILL, absent, figuresOf, liveImage, pathOf, restart, stateBadge, stateText} from "/pages/streams/stream.js";
 
 const TILE_MS = 1000;
 
@@ -36,7 +36,7 @@ function wall(root) {
 
   function arrange() {
     const matching = streams.filter(isMatch);
-    const fps = streams.reduce((sum, stream) => sum + stream.fps, 0);
+    const fps = streams.filter(stream => !STILL.includes(stream.state)).reduce((sum, stream) => sum + stream.fps, 0);
     summary.textContent = streams.length ? `${streams.length} ${streams.length === 1 ? "camera" : "cameras"}, ${shown(fps, "frames/s")}` : "";
     if (!streams.length) {
       replace(grid, emptyState("No cameras yet", "Add an RTSP or HTTP address, or a video file on the video program's host."));
@@ -122,11 +122,10 @@ function newTile(first, isSeen, again) {
     update(next) {
       stream = next;
       live.wake();
-      const drops = Object.values(next.drops).reduce((sum, count) => sum + count, 0);
       replace(name, next.camera_name || id);
       if (state.textContent !== stateText(next)) replace(state, stateBadge(next));
       replace(reason, next.reason);
-      figures.textContent = [`${next.fps.toFixed(1)} fps`, `lag ${next.latency_s === null ? "–" : `${Math.round(1000 * next.latency_s)} ms`}`, `${drops} dropped`].join(" · ");
+      figures.textContent = figuresOf(next).join(" · ");
       const isStill = STILL.includes(next.state);
       still.textContent = isStill ? next.state : "no preview";
       if (isStill) picture.hidden = true;

@@ -6,7 +6,7 @@ import {button, confirmed, faultLine, field, pageHead, poll, toast} from "/widge
 import {heatCells, occupancyPanel} from "/occupancy.js";
 import {openCamera, savedText} from "/pages/streams/form.js";
 import {KINDS, middle, overlay, sectionOf, shapesOf} from "/pages/streams/shapes.js";
-import {STILL, absent, liveImage, pathOf, restart, stateBadge} from "/pages/streams/stream.js";
+import {STILL, absent, figuresOf, liveImage, pathOf, restart, stateBadge} from "/pages/streams/stream.js";
 
 const PICTURE_MS = 500;
 const HEAT_MS = 20_000; // as often as the video program stores it
@@ -31,7 +31,7 @@ export async function detail(root, id) {
   const side = h("div", {class: "card stream-rules"});
   const again = button("Start over", () => restart(id, () => load()), {title: "Opens it anew, a file from its beginning, and counts from 0"});
   const heat = heatSwitch(id, frame, fault);
-  root.append(pageHead(title, h("a", {href: "/streams"}, "All cameras"), heat.element, again, button("Edit the camera", () => openCamera({source: id, done: load}))), fault.element, state);
+  root.append(h("p", {}, h("a", {href: "/streams"}, "All cameras")), pageHead(title, heat.element, again, button("Edit the camera", () => openCamera({source: id, done: load}))), fault.element, state);
   root.append(h("div", {class: "split"}, frame, side));
   const editor = newEditor(id, () => stream, side, frame);
   const panel = occupancyPanel(id, {isLive: stream.is_live});
@@ -39,8 +39,7 @@ export async function detail(root, id) {
   async function load(signal) {
     stream = await video.get(pathOf(id), {signal});
     replace(title, stream.camera_name || id);
-    const drops = Object.values(stream.drops).reduce((sum, count) => sum + count, 0);
-    const figures = [`${stream.fps.toFixed(1)} fps`, `lag ${stream.latency_s === null ? "–" : `${Math.round(1000 * stream.latency_s)} ms`}`, `${drops} dropped`, stream.width ? `${stream.width} × ${stream.height} ${stream.codec}` : null, stream.decoder || null];
+    const figures = [...figuresOf(stream), stream.width ? `${stream.width} × ${stream.height} ${stream.codec}` : null, stream.decoder || null];
     replace(state, stateBadge(stream), h("span", {class: "quiet"}, ` ${figures.filter(Boolean).join(" · ")} `), h("span", {}, stream.reason));
     fault.show(null);
     await editor.update();
@@ -211,6 +210,11 @@ function newEditor(id, streamNow, side, frame) {
   async function store({name, classes, inputs, kind}, save) {
     const {shape} = edited;
     const rule = {...shape.rule, name: name.value.trim()};
+    if (!rule.name) {
+      message.textContent = "Give the rule a name.";
+      name.focus();
+      return;
+    }
     const labels = classes.value.split(",").map(label => label.trim()).filter(Boolean);
     delete rule["class-id"];
     if (labels.length) rule["class-id"] = labels.length === 1 ? labels[0] : labels;

@@ -11,6 +11,13 @@ export const pathOf = source => `/v1/streams/${encodeURIComponent(source)}`;
 export const stateText = stream => stream.state.replace("_", " ") + (stream.is_frozen ? " (frozen)" : "");
 export const stateBadge = stream => badge(stateText(stream), stream.is_frozen ? "warn" : KINDS[stream.state] ?? "");
 
+/** Rate and lag of a stream that runs, and how many frames were dropped. */
+export function figuresOf(stream) {
+  const drops = Object.values(stream.drops).reduce((sum, count) => sum + count, 0);
+  const lag = stream.latency_s === null ? "–" : `${Math.round(1000 * stream.latency_s)} ms`;
+  return [...(STILL.includes(stream.state) ? [] : [`${stream.fps.toFixed(1)} fps`, `lag ${lag}`]), `${drops} dropped`];
+}
+
 /** Asks for confirmation, then restarts a stream: a file from its beginning, counters at 0. */
 export const restart = (id, done) => confirmed(`Start ${id} over? Its counters restart at 0; stored events are not deleted.`, "Start over", async () => {
   await video.post(`${pathOf(id)}/restart`);
