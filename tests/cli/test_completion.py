@@ -36,6 +36,18 @@ def test_commands_and_their_parts_are_completed() -> None:
     assert "--tracker" in complete("penstock video run --t")
 
 
+def test_models_of_this_machine_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the home and the shipped ones, without a gateway; nothing, and no error, if the settings are invalid."""
+    folder = tmp_path / "models" / "yolox-own"
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").touch()
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    assert complete("penstock infer yolo") == ["yolox-own"]
+    assert {"people", "yolox-own"} <= set(complete("penstock infer "))
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "no port")
+    assert not any(complete("penstock infer yolo"))
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_descriptions_are_one_line_each(shell: str) -> None:
     """`penstock up` has the most options, with brackets and paths in their descriptions."""

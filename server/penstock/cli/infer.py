@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock.cli.drawn_result import CannotDraw, draw_file, mask_area
 from penstock.cli.gateway_client import LIST_HINT, ApiKey, GatewayClient, Url, gateway_of
-from penstock.cli.model_list import in_short, unknown_model
+from penstock.cli.model_list import complete_model, in_short, unknown_model
 from penstock.cli.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from penstock.cli.terminal import fail, print_failure, print_json
 from penstock.protocol.errors import GatewayUnreachable, InferenceError, ModelNotFound
@@ -161,7 +161,7 @@ def _timings(timings_ms: Mapping[str, float]) -> str:
 
 
 def infer(
-    model: Annotated[str, typer.Argument(help="a model of the running gateway")],
+    model: Annotated[str, typer.Argument(help="a model of the running gateway", autocompletion=complete_model)],
     files: Annotated[list[Path], typer.Argument(help="pictures (JPEG, PNG, WebP), or folders of them")],
     url: Url = None,
     api_key: ApiKey = "",

@@ -4,6 +4,7 @@ import difflib
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from penstock.cli.gateway_client import GatewayClient
 from penstock.cli.terminal import fail, one_line
 from penstock.gateway.batching.options import DeclaredOptions
 from penstock.gateway.settings import SHIPPED_MODELS, Settings
+from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.models.catalogue import (
     RANDOM_WEIGHTS,
     CatalogueEntry,
@@ -220,6 +222,16 @@ def installed_models(settings: Settings) -> list[InstalledModel]:
         return scan(settings.repositories, DeclaredOptions(settings.batching))
     except CatalogueError as error:
         fail(str(error), code=1)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """For a shell: models of this machine's repositories whose names begin so. Asks no gateway, which is slow."""
+    with suppress(SettingsError, OSError):
+        folders = [
+            file.parent for repository in read_settings({}).repositories for file in repository.glob("*/config.pbtxt")
+        ]
+        return sorted({folder.name for folder in folders if folder.name.startswith(incomplete)})
+    return []
 
 
 def unknown_model(name: str, known: Iterable[str], where: str, *, url: str = "") -> str:
