@@ -107,6 +107,15 @@ def test_filter_chooses_events_and_the_export_has_the_same(show: Show, store: st
         assert len(list(csv.DictReader(io.StringIO(answer.body.decode())))) == EVENTS
 
 
+def test_key_without_the_role_sees_which_one_is_needed(show: Show) -> None:
+    """Not a list that is empty, with a command that would not help."""
+    with show("/events") as page:
+        page.route("**/video/v1/**", lambda route: route.fulfill(status=403, json={"error": "not allowed"}))
+        page.reload()
+        expect(page.get_by_text("This list needs the role read")).to_be_visible()
+        expect(page.get_by_text("penstock video run")).to_have_count(0)
+
+
 def test_objects_are_found_by_class_and_zone(show: Show, store: str) -> None:
     """The filter selects objects by class and by zone."""
     with events_page(show, store, "Objects") as page:

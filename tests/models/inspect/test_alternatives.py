@@ -107,7 +107,7 @@ def test_parts_of_the_pictures_decide_where_whole_ones_do_not(
     [
         ((0.30,), ""),
         ((0.90,), "the difference is no clear sign of a wrong scale, so the proposed scale is used"),
-        ((1.0,) * 30, "certain of 30 objects in place of 1, as with a wrong scale, so the proposed scale is used"),
+        ((1.0,) * 30, "it finds 30 objects in place of 1, as with a wrong scale, so the proposed scale is used"),
     ],
 )
 def test_scale_that_is_kept_against_a_higher_confidence_says_why(raw_scores: tuple[float, ...], reason: str) -> None:

@@ -184,7 +184,7 @@ def _why_kept(proposed: Confidence, other: Confidence, named: tuple[str, str]) -
     if other.best <= proposed.best:
         return ""
     if not proposed.classes and other.best >= _CERTAIN and other.results > _MANY * max(proposed.results, 1):
-        more = f"with {named[1]} it is certain of {other.results} objects in place of {proposed.results}"
+        more = f"with {named[1]} it finds {other.results} objects in place of {proposed.results}"
         return f"; {more}, as with a wrong scale, so {named[0]} is used"
     return f"; the difference is no clear sign of a wrong scale, so {named[0]} is used"
 
