@@ -56,12 +56,15 @@ def test_run_is_started_watched_and_stopped_and_has_a_report(show: Show) -> None
         expect(page.get_by_text("Duration: about")).to_be_visible()
         page.get_by_role("button", name="Start").click()
         expect(page.get_by_text("starts and warms up").first).to_be_visible()
-        expect(page.get_by_text("phase 1 of 3")).to_be_visible()
+        expect(page.get_by_text("phase 1 of 3")).to_be_visible(timeout=20_000)
         expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
+        expect(page.locator(".key.series-0").first).to_have_text("p50")  # the color that it has on a model's page
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_text("stopped", exact=True)).to_be_visible()
         report = page.frame_locator("iframe[title=Report]")
         expect(report.locator(".verdict")).to_contain_text("the run was stopped before its end")
+        height = "element => element.scrollHeight - element.clientHeight"
+        assert report.locator("html").evaluate(height) <= 0, "the report is cut at the frame's bottom"
         assert page.locator("iframe").get_attribute("sandbox") == ""
         page.get_by_role("link", name="All runs").click()
         expect(page.get_by_role("row").filter(has_text="image-burst")).to_contain_text("stopped")
