@@ -38,7 +38,9 @@ async def test_address_of_the_gateway_is_known_to_pages() -> None:
     async with served_console() as browser:
         status, _, body = await browser.ask("GET", "/addresses")
         assert status == 200
-        assert json.loads(body)["gateway"].startswith("http://127.0.0.1:")
+        known = json.loads(body)
+        assert known["gateway"].startswith("http://127.0.0.1:")
+        assert known["program"] == "penstock"
 
 
 async def test_page_of_any_name_is_the_index_and_a_missing_file_is_404() -> None:

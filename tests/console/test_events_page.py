@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -166,7 +167,7 @@ def test_page_without_the_video_program_shows_how_to_start_it(show: Show) -> Non
     """The page names the problem and shows a command to copy."""
     with show("/events") as page:
         expect(page.get_by_text("The video program is not running")).to_be_visible()
-        expect(page.get_by_role("button", name="Copy: penstock video run")).to_be_visible()
+        expect(page.get_by_role("button", name=re.compile("Copy: .*penstock up --video"))).to_be_visible()
 
 
 @pytest.mark.parametrize("path", ["", "Objects", "Occupancy"])

@@ -50,6 +50,25 @@ def test_without_a_video_program_the_command_is_shown(show: Show) -> None:
         expect(page.get_by_role("button", name="Add a camera")).to_be_disabled()
 
 
+def test_video_program_that_starts_is_said_to_start(show: Show) -> None:
+    """While its process runs and does not answer yet; no command is shown then."""
+    with show("/models") as page:
+        report = {"video_fault": "", "processes": [{"role": "up"}, {"role": "video"}]}
+        page.route("**/gateway/v1/system", lambda route: route.fulfill(json=report))
+        for title in ("Streams", "Events"):
+            page.get_by_role("link", name=title, exact=True).click()
+            expect(page.get_by_text("The video program is starting")).to_be_visible()
+            expect(page.get_by_text("penstock up --video")).to_have_count(0)
+
+
+def test_command_of_a_checkout_has_its_path(show: Show) -> None:
+    """As the console's own program lies, since it may not be on the search path."""
+    with show("/models") as page:
+        page.route("**/addresses", lambda route: route.fulfill(json={"program": ".venv/bin/penstock"}))
+        page.get_by_role("link", name="Streams", exact=True).click()
+        expect(page.get_by_text(".venv/bin/penstock up --video", exact=True)).to_be_visible()
+
+
 def test_why_the_video_program_cannot_run_is_shown(show: Show) -> None:
     """As the stack reports it: one sentence, which is text."""
     fault = f"video.yaml:3:5: source[0].{HOSTILE}: there is no such key"

@@ -1,8 +1,6 @@
 """`penstock models add` and `penstock models remove`: adds model files to the repository in PENSTOCK_HOME."""
 
 import asyncio
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from penstock.cli.gateway_client import (
 )
 from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
-from penstock.cli.terminal import AsJson, fail, print_failure, print_json, progress_bar, stoppable
+from penstock.cli.terminal import AsJson, fail, print_failure, print_json, program_name, progress_bar, stoppable
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
@@ -277,12 +275,6 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
     )
 
 
-def _program() -> str:
-    """How this shell can call penstock: by its path where it is not on the search path."""
-    called = Path(sys.argv[0])
-    return "penstock" if called.name != "penstock" or shutil.which("penstock") else os.path.relpath(called)
-
-
 def _print(report: AddReport, place: AddContext, *, is_loaded: bool) -> None:
     """is_loaded: whether the printed commands can answer, now or after the next `penstock up`."""
 
@@ -304,10 +296,11 @@ def _print(report: AddReport, place: AddContext, *, is_loaded: bool) -> None:
     url = place.url or _DEFAULT_URL
     elsewhere = "" if url == _DEFAULT_URL else f" --url {url}"
     line("")
+    program = program_name(Path(sys.argv[0]))
     if not is_loaded:
-        line(f"  {_program()} models load {report.name}{elsewhere}")
+        line(f"  {program} models load {report.name}{elsewhere}")
         return
-    line(f"  {_program()} infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
+    line(f"  {program} infer {report.name} photo.jpg --draw out.jpg{elsewhere}")
     target = f"{url}/v2/models/{report.name}/image"
     line(f"  curl --data-binary @photo.jpg -H 'content-type: image/jpeg' {target}")
     request = f"u.Request('{target}', open('photo.jpg', 'rb'), {{'content-type': 'image/jpeg'}})"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.gateway_client import VideoUrl, gateway_url
-from penstock.cli.terminal import fail
+from penstock.cli.terminal import fail, program_name
 from penstock.console.main import DEFAULT_PORT, ConsoleOptions, serve_console
 from penstock.logs import LogFormat, also_log_to_stack, configure_logs
 from penstock.network import PortTaken, is_loopback
@@ -64,6 +64,7 @@ def console(
         tls,
         upstream_cert,
         tuple(map(int, filter(None, listen_fds.split(",")))),
+        program_name(Path(sys.executable).with_name("penstock")),
     )
     os.environ.pop("PENSTOCK_API_KEY", None)  # the console uses the keys of its users only
     remove_working_directory()

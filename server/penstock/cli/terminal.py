@@ -1,8 +1,11 @@
 """How commands speak to a person: errors are one sentence on standard error."""
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
@@ -23,6 +26,11 @@ def table_console() -> Console:
     if not console.is_terminal:
         console.width = NO_WIDTH_LIMIT
     return console
+
+
+def program_name(called: Path) -> str:
+    """How this shell can call penstock: by its path where it is not on the search path. called: the program's file."""
+    return "penstock" if called.name != "penstock" or shutil.which("penstock") else os.path.relpath(called)
 
 
 def progress_bar(*columns: "ProgressColumn") -> "Progress":

@@ -35,7 +35,7 @@ class ConsoleParts:
 
     has_tls: the session cookie gets the Secure attribute. needs_key: calls are forwarded only with a session's API key;
     set if the console has a client certificate, whose roles a browser must not get. clock: monotonic seconds.
-    session_body_s: timeout for the body of a login request.
+    session_body_s: timeout for the body of a login request. program: how a shell calls penstock.
     """
 
     gateway: Upstream
@@ -48,6 +48,7 @@ class ConsoleParts:
     proxy: Proxy = field(default_factory=Proxy)
     clock: Callable[[], float] = time.monotonic
     session_body_s: float = 10.0
+    program: str = "penstock"
 
 
 class ConsoleApp:
@@ -101,7 +102,8 @@ class ConsoleApp:
         if path == "/health/live":
             return Response(b'{"live": true}', 200, SECURITY_HEADERS, "application/json")
         if path == "/addresses":
-            addresses = {"gateway": self._parts.gateway.url}  # for requests that a page shows to copy
+            # for requests and commands that a page shows to copy
+            addresses = {"gateway": self._parts.gateway.url, "program": self._parts.program}
             return Response(msgspec.json.encode(addresses), 200, SECURITY_HEADERS, "application/json")
         return self._file(request, path.lstrip("/"))
 

@@ -33,7 +33,7 @@ class ConsoleOptions:
 
     listen_fds: file descriptors of inherited listening sockets; host and port are then not bound. allowed_hosts: see
     BrowserPolicy. upstream_cert: PEM file with the certificate of the gateway and the video program, for a certificate
-    that no trusted CA has signed.
+    that no trusted CA has signed. program: how a shell calls penstock, for commands that pages show.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +44,7 @@ class ConsoleOptions:
     tls: TlsFiles | None = None
     upstream_cert: Path | None = None
     listen_fds: tuple[int, ...] = ()
+    program: str = "penstock"
 
 
 async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]) -> None:
@@ -59,9 +60,10 @@ async def serve_console(options: ConsoleOptions, announce: Callable[[str], None]
     gateway_url = checked_api_url("--gateway-url", options.gateway_url)
     video_url = checked_api_url("--video-url", options.video_url)
     parts = ConsoleParts(
-        gateway=Upstream("gateway", gateway_url, "start it with `penstock up`", upstream_tls),
-        video=Upstream("video program", video_url, "start it with `penstock up --video`", upstream_tls),
+        gateway=Upstream("gateway", gateway_url, f"start it with `{options.program} up`", upstream_tls),
+        video=Upstream("video program", video_url, f"start it with `{options.program} up --video`", upstream_tls),
         files=read_static_files(),
+        program=options.program,
         policy=BrowserPolicy(options.host, options.allowed_hosts),
         has_tls=certificates is not None,
         needs_key=bool(os.environ.get(CERTIFICATE_VARIABLE)),

@@ -112,6 +112,9 @@ export async function logout() {
   await fetch("/session", {method: "DELETE"});
 }
 
+/** {gateway, program}: the gateway's URL, and how a shell on the console's host calls penstock. */
+export const addresses = async signal => (await fetch("/addresses", {signal})).json();
+
 /** {client, roles} of the session. */
 export const identity = () => gateway.get("/v1/identity");
 

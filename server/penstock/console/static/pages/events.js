@@ -3,8 +3,9 @@
 import {h, replace, s} from "/dom.js";
 import {video, withQuery} from "/api.js";
 import {heatmap, occupancyPanel} from "/occupancy.js";
+import {absent} from "/pages/streams/stream.js";
 import {virtualList} from "/virtual_list.js";
-import {badge, clockTime, command, dialog, emptyState, faultLine, field, pageHead, poll, position, roleNeeded, shown} from "/widgets.js";
+import {badge, clockTime, dialog, emptyState, faultLine, field, pageHead, poll, position, roleNeeded, shown} from "/widgets.js";
 
 const ROW_HEIGHT = 84; // as .virtual-row in console.css
 const PAGE_ROWS = 200;
@@ -23,15 +24,14 @@ export const page = {
     try {
       return await VIEWS[name][1](content, query, actions);
     } catch (error) {
-      replace(content, unavailable(error));
+      replace(content, error.status === 502 ? await absent(error) : unavailable(error));
     }
   },
 };
 
 function unavailable(error) {
   if (error.status === 403) return roleNeeded("This list", "read");
-  const title = error.status === 502 ? "The video program is not running" : "No events";
-  return emptyState(title, error.message, h("div", {class: "empty-command"}, command("penstock video run --source video.mp4 --loop --realtime --model yolox-nano --line door=0.1,0.5,0.9,0.5")));
+  return emptyState("No events", error.message);
 }
 
 /** A filter form. names: the query parameters to offer. changed(): called on input. value() -> the query parameters. */

@@ -1,7 +1,7 @@
 /** Try: a picture, a model, and what the model finds in it. */
 
 import {h, replace} from "/dom.js";
-import {gateway, identity} from "/api.js";
+import {addresses, gateway, identity} from "/api.js";
 import {button, command, emptyState, faultLine, field, pageHead, poll} from "/widgets.js";
 import {pathOf} from "/pages/models/model.js";
 import {imagePath, reachable, requestTabs} from "/pages/try/request.js";
@@ -37,8 +37,8 @@ export const page = {
       lost.show(null);
       if (!bench && usable?.length === 0) return replace(body, noModel());
       if (!bench) {
-        const [who, addresses] = await Promise.all([identity(), fetch("/addresses", {signal}).then(response => response.json())]);
-        const gatewayUrl = reachable(addresses.gateway, location.hostname);
+        const [who, known] = await Promise.all([identity(), addresses(signal)]);
+        const gatewayUrl = reachable(known.gateway, location.hostname);
         bench = newBench({fault, gatewayUrl, needsKey: Boolean(who.client), wanted: query.get("model"), models});
         replace(body, bench.element);
       }

@@ -1,7 +1,7 @@
 /** What the wall of cameras and a camera's page share. */
 
 import {h} from "/dom.js";
-import {gateway, video} from "/api.js";
+import {addresses, gateway, video} from "/api.js";
 import {badge, command, confirmed, emptyState} from "/widgets.js";
 
 const KINDS = {running: "good", connecting: "warn", reconnecting: "warn", stalled: "warn", paused: "", ended: "", auth_failed: "bad", failed: "bad"};
@@ -27,9 +27,11 @@ export const restart = (id, done) => confirmed(`Start ${id} over? Its counters r
 /** The content of a page if a request to the video program fails. The gateway reports why its own one cannot run. */
 export async function absent(error) {
   if (error.status !== 502) return h("p", {class: "fault", role: "alert"}, error.message);
-  const {video_fault: fault} = await gateway.get("/v1/system").catch(() => ({video_fault: ""}));
+  const {video_fault: fault, processes} = await gateway.get("/v1/system").catch(() => ({video_fault: "", processes: []}));
   if (fault) return emptyState("The video program cannot run", fault, h("p", {class: "quiet"}, "The stack tries to start it every 30 s."));
-  return emptyState("The video program is not running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command("penstock up --video")));
+  if (processes?.some(process => process.role === "video")) return emptyState("The video program is starting", "Cameras and events are shown once it answers; load this page again in a moment.");
+  const {program} = await addresses();
+  return emptyState("The video program is not running", "It reads cameras, tracks objects and counts them. Start it with the stack:", h("div", {class: "empty-command"}, command(`${program} up --video`)));
 }
 
 /**
