@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -15,7 +15,8 @@ FLAGS = (
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),  # a webcam for the page Try
 )
 WIDTHS = (1440, 1024, 390)
-TIMEOUT_MS = 15_000  # of a wait, long enough for a busy machine
+TIMEOUT_MS = 20_000  # for each thing that a test waits for, on a busy machine
+expect.set_options(timeout=TIMEOUT_MS)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
