@@ -252,9 +252,16 @@ def test_run_of_a_file_again_moves_the_earlier_lines_aside(run: Run, tmp_path: P
     out = tmp_path / "out"
     out.mkdir()
     (out / "objects.jsonl").write_text("{}\n")
+    for name in ("annotated.mp4", "annotated-2.mp4", "mine.mp4"):
+        (out / name).write_bytes(b"film")
     done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl")
-    assert "out/objects.jsonl of an earlier run is now objects.jsonl.1" in done.stderr
-    assert ((out / "objects.jsonl.1").exists(), (out / "objects.jsonl").exists()) == (True, False)
+    assert "out/objects.jsonl of an earlier run is now objects.previous.jsonl" in done.stderr
+    assert {path.name for path in out.glob("*-2*")} == {"annotated-2.previous.mp4"}
+    assert (out / "mine.mp4").read_bytes() == (out / "annotated.previous.mp4").read_bytes() == b"film"
+    assert (
+        "of an earlier run, renamed: out/annotated-2.previous.mp4, out/annotated.previous.mp4, out/obj" in done.stdout
+    )
+    assert not any("previous" in line for line in done.stdout.splitlines() if " B" in line), "not written by this run"
     (out / "objects.jsonl").write_text("{}\n")
     run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl")
     assert (out / "objects.jsonl").read_text() == "{}\n"

@@ -98,7 +98,7 @@ def test_fault_that_is_found_before_the_first_frame_leaves_earlier_results(run: 
     fault, code, printed = FAULTS[what]
     done = run(*CLIP, "--out", "out", fault=fault)
     assert (done.exit_code, done.stdout, done.stderr) == (code, "", printed)
-    assert (Path("out/objects.jsonl").read_text(), Path("out/objects.jsonl.1").exists()) == ("{}\n", False)
+    assert (Path("out/objects.jsonl").read_text(), Path("out/objects.previous.jsonl").exists()) == ("{}\n", False)
     as_json = json.loads(run(*CLIP, "--out", "out", "--json", fault=fault).stdout)
     assert as_json["exit_code"] == code
 

@@ -66,7 +66,7 @@ class RunParts:
 @dataclass(frozen=True, slots=True)
 class RunEnd:
     """How the run ended. stopped_by: the signal's number, 0 if the sources ended. sink_failures: sentences.
-    records: by source, for the page of the run. engine: its title."""
+    records: by source, for the page of the run. engine: its title. earlier: of Summary."""
 
     sources: tuple[SourceStatistics, ...]
     stopped_by: int = 0
@@ -74,6 +74,7 @@ class RunEnd:
     removed: tuple[SourceStatistics, ...] = ()
     records: Mapping[str, "SourceRecord"] = field(default_factory=dict)
     engine: str = ""
+    earlier: tuple[Path, ...] = ()
 
 
 class Stopping:
@@ -186,13 +187,15 @@ def _run(settings: VideoSettings, watch: QuietWatch, stopping: Stopping, parts: 
         with watch:
             try:
                 program.prepare()
+                earlier: tuple[Path, ...] = ()
                 if not is_endless(settings):  # of cameras the lines go on
-                    move_earlier_aside(result_folders(settings), watch.note)
+                    sources = [source.config for source in settings.sources]
+                    earlier = move_earlier_aside(result_folders(settings), sources, watch.note)
                     _move_store_aside(settings, watch)
                 program.start()
                 stopping.is_running = True
                 watch.begin(_beginning(program, settings, place), _beginning_record(program, settings, place))
-                return _looked_after(program, watch, stopping, place.title)
+                return replace(_looked_after(program, watch, stopping, place.title), earlier=earlier)
             except PipelineError:
                 program.stop(0.0)
                 raise
@@ -284,6 +287,7 @@ def _summary(settings: VideoSettings, ended: RunEnd, seconds: float) -> Summary:
         removed=ended.removed,
         is_stopped=bool(ended.stopped_by),
         sink_failures=ended.sink_failures,
+        earlier=ended.earlier,
     )
 
 

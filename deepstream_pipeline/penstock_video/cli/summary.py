@@ -1,6 +1,7 @@
 """The summary at the end of `penstock video run`: sources, rules, events and result files."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from penstock_video.analytics.registry import known_kinds
 from penstock_video.cli.table import COLOURS, FAILED, cut_in_the_middle, dropped, drops_text, duration, record_of
 from penstock_video.interfaces import SourceStatistics
 from penstock_video.sources.lifecycle import TAKEN_OUT
-from penstock_video.types import DropReason, SourceState
+from penstock_video.types import DropReason, SourceConfig, SourceState
 
 UNKNOWN = "–"
 
@@ -91,18 +92,20 @@ def _rule_of(key: str) -> str:
     return "/".join(key.split("/", 2)[:2])
 
 
-EVENTS_FILE, OBJECTS_FILE = "events.jsonl", "objects.jsonl"
+_RESULT = re.compile(r"(events|objects)\.jsonl|annotated(-\d+)?\.mp4|poster\.jpg|summary\.html")
+_PREVIOUS = ".previous"
 _CLOCK_SLACK_S = 2.0  # file systems round
 
 
-def move_earlier_aside(folders: Iterable[Path], note: Callable[[str], None]) -> None:
-    """Renames an earlier run's files to NAME.1, since the frames of two runs in one file look alike.
-
-    note: called with each that was moved.
-    """
-    for folder in folders:
-        for name in (EVENTS_FILE, OBJECTS_FILE):
-            _move_aside(folder / name, note)
+def move_earlier_aside(
+    folders: Iterable[Path], sources: Sequence[SourceConfig], note: Callable[[str], None]
+) -> tuple[Path, ...]:
+    """Renames an earlier run's results to NAME.previous.SUFFIX, so that all others are of this run; returns the new
+    paths. sources: each may have a folder; their own files stay. note: called with each that was moved."""
+    places = (place for folder in folders for place in (folder, *(folder / one.source_id for one in sources)))
+    found = [path for place in places for path in sorted(place.glob("*")) if _RESULT.fullmatch(path.name)]
+    found = [path for path in found if not any(is_same_file(path, Path(one.uri)) for one in sources)]
+    return tuple(moved for path in found if (moved := _moved_aside(path, note)) is not None)
 
 
 def written_files(folders: Iterable[Path], since_s: float) -> tuple[tuple[Path, int], ...]:
@@ -112,7 +115,7 @@ def written_files(folders: Iterable[Path], since_s: float) -> tuple[tuple[Path, 
     for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
         with suppress(OSError):
             status = path.stat()
-            if path.is_file() and status.st_mtime >= began:
+            if path.is_file() and status.st_mtime >= began and _PREVIOUS not in path.suffixes:
                 found[path] = status.st_size
     return tuple(found.items())
 
@@ -141,12 +144,16 @@ def write_whole(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _move_aside(path: Path, note: Callable[[str], None]) -> None:
-    if not _size(path):
-        return
-    with suppress(OSError):  # the sink will say what it cannot write
-        path.rename(path.with_name(f"{path.name}.1"))
-        note(f"{path} of an earlier run is now {path.name}.1")
+def _moved_aside(path: Path, note: Callable[[str], None]) -> Path | None:
+    if not _size(path) or not path.is_file():
+        return None
+    moved = path.with_suffix(f"{_PREVIOUS}{path.suffix}")
+    try:
+        path.replace(moved)
+    except OSError:  # the sink will say what it cannot write
+        return None
+    note(f"{path} of an earlier run is now {moved.name}")
+    return moved
 
 
 def _size(path: Path) -> int:
@@ -169,6 +176,7 @@ class Summary:
     """How it went.
 
     removed: sources that went while it ran. files: path and size of what was written. code: the exit code.
+    earlier: an earlier run's files under their new names.
     is_stopped: by a person, before its sources were over. sink_failures: a sentence each.
     """
 
@@ -179,6 +187,7 @@ class Summary:
     removed: tuple[SourceStatistics, ...] = ()
     is_stopped: bool = False
     sink_failures: tuple[str, ...] = ()
+    earlier: tuple[Path, ...] = ()
 
     @property
     def everybody(self) -> tuple[SourceStatistics, ...]:
@@ -204,6 +213,9 @@ def say_summary(summary: Summary, console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
     if (more := len(lines) - MAX_LINES_SHOWN) > 0:
         console.print(Text(f"… and {more} lines more of files"))
+    if summary.earlier:
+        names = ", ".join(one_line(str(path)) for path in summary.earlier)
+        console.print(Text(f"of an earlier run, renamed: {names}"), soft_wrap=True)
     frames = sum(source.frames for source in summary.everybody)
     rate = f", {frames / summary.seconds:.1f} frames/s" if summary.seconds > 0 else ""
     console.print(Text(f"{frames} frames in {duration(summary.seconds)}{rate}"), soft_wrap=True)
