@@ -12,8 +12,8 @@ const PICTURE_MS = 500;
 const HEAT_MS = 20_000; // as often as the video program stores it
 const TRIAL_MS = 30_000;
 const OPTIONS = {
-  overcrowding: [["object-threshold", "Objects or more", 5, 1], ["time-threshold", "For so many milliseconds", 2000, 0]],
-  dwell: [["time-threshold-s", "After so many seconds", 10, 0]],
+  overcrowding: [["object-threshold", "Objects or more", 5, 1], ["time-threshold", "Time threshold (ms)", 2000, 0]],
+  dwell: [["time-threshold-s", "Time threshold (s)", 10, 0]],
 };
 
 export async function detail(root, id) {

@@ -167,7 +167,7 @@ function batchOf(explained, rows) {
   ];
   const text = explained.text.charAt(0).toUpperCase() + explained.text.slice(1);
   return [
-    h("h3", {}, "Its batch"),
+    h("h3", {}, "Batch"),
     h("p", {}, `${text}.`),
     h("dl", {class: "facts"}, facts.filter(([, value]) => value !== null).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
   ];
