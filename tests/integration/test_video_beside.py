@@ -176,7 +176,7 @@ def test_wrong_settings_file_is_reported_until_it_is_corrected(tmp_path: Path) -
     ("words", "text"),
     [
         (("--video-config", "video.yaml"), "give --video"),
-        (("--video", "--video-config", "/no/such.yaml"), "there is no such file"),
+        (("--video", "--video-config", "/no/such.yaml"), "no such file"),
     ],
 )
 def test_video_program_that_cannot_run_is_refused_at_the_start(

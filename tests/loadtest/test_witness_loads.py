@@ -16,7 +16,9 @@ from penstock_load.witness.loads import GpuReader, Loads, LoadSample, Readers, l
 from penstock_load.witness.process_cpu import NotListening, Usage, meter_of_server
 
 FRONT = """
-import socket, sys, time
+import os, socket, sys
+while not os.times().user:  # counted in steps of 10 ms
+    pass
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 sys.stdin.read()
@@ -56,6 +58,8 @@ def test_family_of_a_port_is_the_supervisor_with_all_its_children_and_not_this_t
 
 STARTER = """
 import os, subprocess, sys
+while not os.times().user:
+    pass
 arguments = [sys.executable, "-c", sys.argv[1], str(os.getpid())]
 subprocess.run(arguments, start_new_session=True)
 """
