@@ -68,12 +68,13 @@ export function overlay({size, changed}) {
   };
   const text = points => points.map(([x, y]) => `${(x * width).toFixed(1)},${(y * height).toFixed(1)}`).join(" ");
 
-  function outline(shape, isSelected) {
+  function outline(shape, isSelected, isDrawn) {
     const kind = KINDS[shape.kind];
     const name = shape.rule?.name ?? "";
     const parts = [s(kind.isZone && shape.points.length > 2 ? "polygon" : "polyline", {class: `shape ${shape.kind}${isSelected ? " selected" : ""}`, points: text(shape.points), "stroke-width": unit * (isSelected ? 0.6 : 0.4)})];
     if (shape.kind === "direction-detection" && shape.points.length === 2) parts.push(arrow(...shape.points));
-    if (shape.kind === "line-crossing" && shape.points.length === 2) parts.push(...inArrow(shape));
+    // of the line that is drawn or edited only: those of lines beside it would cover it
+    if (shape.kind === "line-crossing" && shape.points.length === 2 && (isSelected || isDrawn)) parts.push(...inArrow(shape));
     if (shape.points.length && name) {
       const [x, y] = shape.points[0];
       parts.push(s("text", {class: "shape-name", x: x * width + unit, y: Math.max(y * height - unit, 3 * unit), "font-size": 2.4 * unit, "stroke-width": 0.5 * unit}, name));
@@ -132,7 +133,10 @@ export function overlay({size, changed}) {
   /** Draws all shapes. moved: the focused handle; handles are then repositioned, not replaced. */
   function render(moved = null) {
     const {shapes, selected} = last;
-    const lines = shapes.flatMap(shape => outline(drawing?.shape === shape ? withPointer(shape) : shape, shape === selected));
+    const lines = shapes.flatMap(shape => {
+      const isDrawn = drawing?.shape === shape;
+      return outline(isDrawn ? withPointer(shape) : shape, shape === selected, isDrawn);
+    });
     if (moved) {
       const handles = [...element.querySelectorAll(".handle")];
       handles.forEach((dot, number) => {
