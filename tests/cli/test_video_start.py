@@ -71,7 +71,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_default_port_of_the_api_that_is_in_use_is_replaced_by_a_free_one(run: Run) -> None:
-    """Beside the video program of a stack; the line says so. A port that the settings file names is not replaced."""
+    """Beside a stack's video program; the line names the taken port. A port in the settings file is not replaced."""
     programs: list[FakeProgram] = []
     with ExitStack() as held:
         with suppress(OSError):  # in use already

@@ -19,7 +19,7 @@ IDS = {
 
 
 def test_camera_gets_an_id_from_its_address_and_needs_one(show: Show) -> None:
-    """The user's own ID stays; without one the form says so before anything is sent."""
+    """The user's own ID stays; without one the form asks for it before anything is sent."""
     with show("/models") as page:
         routed(page, FakeVideo(probed=OLD_FILM), "/streams")
         page.get_by_role("button", name="Add a camera").click()

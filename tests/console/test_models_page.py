@@ -155,7 +155,7 @@ def test_page_of_a_model_shows_its_card_and_draws_its_figures(show: Show, consol
 
 
 def test_load_that_fails_shows_the_reason(show: Show) -> None:
-    """The engine's own sentence, and the buttons work again. An unknown model has a page that says so."""
+    """The engine's own sentence, and the buttons work again. An unknown model has a page that names it."""
     with show("/models/people") as page:
         page.get_by_role("button", name="Load", exact=True).click()
         expect(page.locator(".toast")).to_contain_text("start with --engine triton")
@@ -167,7 +167,7 @@ def test_load_that_fails_shows_the_reason(show: Show) -> None:
 
 
 def test_reader_sees_figures_and_which_role_an_action_needs(show_keyed: Show, keyed_console: KeyedConsole) -> None:
-    """Buttons that the key's roles do not allow are disabled, with a sentence that says so."""
+    """Buttons that the key's roles do not allow are disabled, with a sentence that names the role."""
     with show_keyed("/models/street") as page:
         log_in(page, keyed_console.secrets["read"])
         expect(page.get_by_text("need the role admin; this key has read.")).to_be_visible()

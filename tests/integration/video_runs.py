@@ -24,6 +24,7 @@ import yaml
 from onnx import TensorProto, helper
 
 from deploy.models.street.clip import Clip, make_clip
+from loadtest.bench.video.detection_settings import cut
 from penstock_video.analytics.rules import Rules, section_of
 from tests.engines import onnx_models
 from tests.support.stack import CHECKOUT, RunningStack, start_stack
@@ -230,14 +231,7 @@ def last_counts(path: Path, source_id: str) -> dict[str, int]:
 
 def first_frames(path: Path, source: Path, count: int) -> Path:
     """The path, at which the first frames of the clip lie as they are: packets copied, nothing encoded again."""
-    with av.open(str(source)) as clip, av.open(str(path), "w") as cut:
-        stream = clip.streams.video[0]
-        copied = cut.add_stream_from_template(stream)
-        for number, packet in enumerate(clip.demux(stream)):
-            if number == count:
-                break
-            packet.stream = copied
-            cut.mux(packet)
+    cut(source, path, count)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # pandas and supervision are optional; the others are importe
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Result:
+class Result(ABC):
     """The result of inference on one image. Each task of a model has a subclass.
 
     timings_ms: milliseconds in the gateway by stage: decode, preprocess, queue, infer, postprocess, total. batch_size:
@@ -66,9 +67,9 @@ class Result:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.model_name}: {self._summary()}>"
 
+    @abstractmethod
     def columns(self) -> dict[str, Column]:
         """The result as a table: columns of equal length by name."""
-        raise NotImplementedError
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per object, class, text line or area. Raises NotSupported if pandas is not installed."""
