@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from penstock.engines.embedded import repository as repository_reader
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.embedded.repository import ModelFolder
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.protocol.engine import ModelState
 from penstock.protocol.errors import EngineUnavailable, InferenceError, ModelNotReady
 from tests.contract.models import config, x_and_y
@@ -226,6 +227,7 @@ async def test_model_on_gpu_runs_on_the_cpu_with_a_warning(engine: EmbeddedEngin
         await engine.load("plus")
     reasons = [entry["reason"] for entry in logs if entry["log_level"] == "warning"]
     assert reasons == ["instance on GPU 1 runs on the CPU: this onnxruntime has no CUDAExecutionProvider"]
+    assert engine.facts("plus") == EngineFacts(fallbacks=tuple(reasons))
     assert await y_of(engine) == [2, 3, 4]
 
 

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from penstock.engines.ort_serving.placement import EngineFacts, read_facts
 from penstock.engines.triton.runtime import Launch, find_triton
 from tests.engines import onnx_models
 from tests.engines.onnx_models import SAMPLES
@@ -181,11 +182,13 @@ def test_load_model_that_cannot_be_served_says_why(triton: RunningTriton, model:
 
 
 def test_load_two_instances_share_the_cores(triton: RunningTriton) -> None:
-    """Each instance says in one line how many threads it took; two instances take no more than the cores together."""
+    """Each instance logs its device and threads in one line; two instances use no more than the cores together."""
     lines = re.findall(
         r"backend ready instance=no_config_\d .*intra_op_threads=(\d+) cores=(\d+) instances=2", triton.log()
     )
+    facts = [read_facts(line) for line in triton.log().splitlines() if "backend ready instance=no_config" in line]
     assert len(lines) == 2
+    assert facts == [EngineFacts(), EngineFacts()]
     assert all(int(threads) == max(1, int(cores) // 2) for threads, cores in lines)
 
 

@@ -299,6 +299,7 @@ def test_place_gpu_without_cuda_warns_and_uses_the_cpu() -> None:
     placement = select_providers({}, kind="GPU", device_id=1, available=["CPUExecutionProvider"])
     assert placement.providers == ["CPUExecutionProvider"]
     assert placement.warnings == ["instance on GPU 1 runs on the CPU: this onnxruntime has no CUDAExecutionProvider"]
+    assert (placement.facts.device, placement.facts.fallbacks) == ("cpu", tuple(placement.warnings))
 
 
 def test_place_gpu_with_cuda_takes_the_device_and_its_options() -> None:
@@ -310,7 +311,10 @@ def test_place_gpu_with_cuda_takes_the_device_and_its_options() -> None:
     placement = select_providers(
         wanted, kind="GPU", device_id=1, available=["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
-    assert placement.providers[0] == ("CUDAExecutionProvider", {"device_id": "1", "cudnn_conv_use_max_workspace": "0"})
+    name, options = placement.providers[0]
+    assert name == "CUDAExecutionProvider"
+    assert (options["device_id"], options["cudnn_conv_use_max_workspace"]) == ("1", "0")
+    assert placement.facts.device == "cuda:1"
 
 
 def test_place_unknown_accelerator_is_refused() -> None:

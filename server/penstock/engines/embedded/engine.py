@@ -18,6 +18,7 @@ from penstock.engines.embedded.relay import MAX_BODY_BYTES, InProcessRelay
 from penstock.engines.embedded.repository import ModelFolder, RepositoryReader
 from penstock.engines.embedded.shared_memory import SharedRegions
 from penstock.engines.ort_serving.memory import MemoryLimit
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.logs import get_logger
 from penstock.protocol.engine import ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
@@ -257,6 +258,10 @@ class EmbeddedEngine(InProcessRelay):
     def labels(self, model_name: str, version: str, output_name: str) -> tuple[str, ...]:
         """The lines of the output's label file; empty without one. Raises ModelNotFound, InvalidRequest."""
         return self._find(model_name, version).labels.get(output_name, ())
+
+    def facts(self, model_name: str, version: str = "") -> EngineFacts:
+        """Provider, precision and CUDA graphs of the version. Raises ModelNotFound, InvalidRequest."""
+        return self._find(model_name, version).facts
 
     def _find(self, model_name: str, version: str) -> LoadedVersion:
         self._check_open()

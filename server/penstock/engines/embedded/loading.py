@@ -186,7 +186,8 @@ def _open_version(
         log.warning("model is served otherwise than configured", model=folder.name, reason=warning)
     log.debug("model opened", model=folder.name, version=version, session=describe(as_dict, options, budget))
     instances = config_from_proto(full).instance_count
-    return OpenedVersion(folder.name, version, full, rules, ort_model, instances, _labels(full, folder.path))
+    labels = _labels(full, folder.path)
+    return OpenedVersion(folder.name, version, full, rules, ort_model, instances, labels, placement.facts)
 
 
 def _limit_memory(memory: MemoryLimit, options: ort.SessionOptions) -> None:

@@ -14,6 +14,7 @@ from penstock.engines.embedded.statistics import RunTimes, VersionCounters
 from penstock.engines.failures import means_out_of_memory
 from penstock.engines.model_io import RequestRules
 from penstock.engines.ort_serving.config import OrtRequestError
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.engines.ort_serving.session import OrtModel
 from penstock.logs import get_logger
 from penstock.protocol.errors import (
@@ -133,6 +134,7 @@ class OpenedVersion:
     ort_model: OrtModel
     instance_count: int
     labels: Mapping[str, tuple[str, ...]]
+    facts: EngineFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class LoadedVersion:
         self.config = opened.config
         self.rules = opened.rules
         self.labels = opened.labels
+        self.facts = opened.facts
         self.statistics = VersionCounters()
         self.drained = asyncio.Event()
         self._name = opened.model_name

@@ -15,6 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from .config import Config, OnnxTensorSpec, OrtLoadError, OrtRequestError, Signature, read_signature
 from .memory import CHECK_EVERY_S, LONG_RUN_S, MemoryLimit, is_out_of_memory
+from .placement import CUDA, EngineFacts, cuda_options, gpu_settings
 from .threads import ThreadBudget
 
 CLIENT_ERRORS = (ort_state.InvalidArgument, ValueError)
@@ -49,6 +50,7 @@ class ProviderSelection:
 
     providers: list[Any]
     warnings: list[str]
+    facts: EngineFacts
 
 
 def model_path(version_dir: Path, config: Config) -> Path:
@@ -166,19 +168,13 @@ def select_providers(config: Config, *, kind: str, device_id: int, available: Se
             raise OrtLoadError(f"unknown CPU execution accelerator '{accelerator['name']}'")
         warnings.append("the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used")
     if kind == "GPU" and "CUDAExecutionProvider" in available:
-        return ProviderSelection([_cuda(accelerators, device_id), "CPUExecutionProvider"], warnings)
+        settings = gpu_settings(config)
+        options = cuda_options(settings, config, device_id=device_id, has_graphs=False)
+        facts = EngineFacts(CUDA, device_id, settings.precision.value)
+        return ProviderSelection([("CUDAExecutionProvider", options), "CPUExecutionProvider"], warnings, facts)
     if kind == "GPU":
         warnings.append(f"instance on GPU {device_id} runs on the CPU: this onnxruntime has no CUDAExecutionProvider")
-    return ProviderSelection(CPU_ONLY, warnings)
-
-
-def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
-    """Options of the `cuda` accelerator, as ONNX Runtime names them. tensorrt is not supported."""
-    options = {"device_id": str(device_id)}
-    for accelerator in accelerators.get("gpu_execution_accelerator", []):
-        if accelerator["name"] == "cuda":
-            options.update(accelerator.get("parameters", {}))
-    return "CUDAExecutionProvider", options
+    return ProviderSelection(CPU_ONLY, warnings, EngineFacts(fallbacks=tuple(warnings)))
 
 
 class OrtModel:

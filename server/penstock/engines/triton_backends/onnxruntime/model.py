@@ -86,7 +86,8 @@ class TritonPythonModel:
         for warning in placement.warnings:
             pb_utils.Logger.log_warn(f"model '{self._name}': {warning}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
-        pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {describe(config, options, budget)}")
+        facts = f"{placement.facts.log_fields()} {describe(config, options, budget)}"
+        pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {facts}")
         model = OrtModel(session, signature, config, memory)
         return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
 
