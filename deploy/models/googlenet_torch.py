@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from deploy.models.torch_folder import Classifier, Form, save_program
+from deploy.models.torch_folder import Form, RandomProgram, classifier_card, save_program
 
 NAME = "googlenet-torch-uint8-random"
-GOOGLENET = Classifier(
+GOOGLENET = RandomProgram(
     title="GoogLeNet",
     subtitle=" (Inception v1)",
     program="python -m deploy.models.googlenet_torch",
@@ -22,7 +22,7 @@ GOOGLENET = Classifier(
     onnx_name="googlenet-random",
     output="prob",
     input='{ name: "image" data_type: TYPE_UINT8 dims: [ 3, 224, 224 ] }',
-    preprocessing='parameters { key: "apply-softmax" value { string_value: "0" } }\n',
+    card=classifier_card('parameters { key: "apply-softmax" value { string_value: "0" } }\n'),
     shape_in="UINT8 [N, 3, 224, 224]: RGB pixels; the program normalises",
     shape_out=": shares that add up to 1",
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from deploy.models.torch_folder import BATCHING, Classifier, Form, save_program
+from deploy.models.torch_folder import BATCHING, Form, RandomProgram, classifier_card, save_program
 
 _PAPER = "He, Zhang, Ren, Sun, *Deep Residual Learning for Image Recognition*, CVPR 2016; stride in the 3×3 (v1.5)"
 NAMES = {"fp32": "resnet50-torch-random", "uint8": "resnet50-torch-uint8-random", "pictures": "resnet50-jpeg-random"}
@@ -41,10 +41,10 @@ _SHAPES = {
 }
 
 
-def classifier(wire: str) -> Classifier:
+def classifier(wire: str) -> RandomProgram:
     """ResNet-50 of that input."""
     normalising = "" if wire == "uint8" else _NORMALISING
-    return Classifier(
+    return RandomProgram(
         title="ResNet-50",
         subtitle=" v1.5",
         program="python -m deploy.models.resnet50_torch",
@@ -52,7 +52,7 @@ def classifier(wire: str) -> Classifier:
         onnx_name="resnet50-random",
         output="logits",
         input=_INPUTS[wire],
-        preprocessing=(
+        card=classifier_card(
             'parameters { key: "resize-shorter-side" value { string_value: "256" } }\n'
             f"{normalising}{_PICTURES if wire == 'pictures' else ''}"
             'parameters { key: "apply-softmax" value { string_value: "1" } }\n'

@@ -1,4 +1,4 @@
-"""The folder of a classifier as an exported PyTorch program with random weights, and the command that writes it.
+"""The folder of an exported PyTorch program with random weights, and the command that writes it.
 
 Only `save_program` and the exports need PyTorch.
 """
@@ -17,7 +17,6 @@ from penstock.models.model_folder import disk_sentence, new_model_folder
 
 DEFAULT_HOME = "~/.penstock"
 CLASS_COUNT = 1000
-CLASSES = tuple(f"class {number}" for number in range(CLASS_COUNT))
 _NO_TORCH, _CANNOT_WRITE = 2, 1
 
 
@@ -41,10 +40,11 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Classifier:
-    """What the texts of a classifier's folder say. program: its command. onnx_name: the ONNX form of the same weights.
+class RandomProgram:
+    """What the texts of a folder say. program: its command. onnx_name: the ONNX form of the same weights, or empty.
 
-    preprocessing: lines of config.pbtxt behind the colour format. shape_in, shape_out: rows of MODEL.md.
+    card: lines of config.pbtxt that say how pictures become tensors and outputs become answers. output_dims: of a row.
+    shape_in, shape_out: rows of MODEL.md.
     """
 
     title: str
@@ -54,12 +54,20 @@ class Classifier:
     onnx_name: str
     output: str
     input: str
-    preprocessing: str
+    card: str
     shape_in: str
     shape_out: str
+    output_dims: tuple[int, ...] = (CLASS_COUNT,)
+    class_count: int = CLASS_COUNT
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Numbers, not names."""
+        return tuple(f"class {number}" for number in range(self.class_count))
 
     def config_text(self, form: Form) -> str:
-        """config.pbtxt. The preprocessing is ImageNet's: RGB, (x / 255 - mean) / deviation."""
+        """config.pbtxt."""
+        dims = ", ".join(map(str, self.output_dims))
         return f"""\
 # {self.title}{self.subtitle} with random weights, for measuring speed: see MODEL.md.
 name: "{form.name}"
@@ -70,7 +78,7 @@ input [
   {self.input}
 ]
 output [
-  {{ name: "{self.output}" data_type: TYPE_FP32 dims: [ {CLASS_COUNT} ] label_filename: "labels.txt" }}
+  {{ name: "{self.output}" data_type: TYPE_FP32 dims: [ {dims} ] label_filename: "labels.txt" }}
 ]
 # No kind: the GPU where there is one, else the CPU. An instance is a process of its own, and a client of MPS.
 instance_group [ {{ count: {form.instances} }} ]
@@ -82,36 +90,34 @@ parameters {{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value {{ string_value: "no" }}
 parameters {{ key: "weights" value {{ string_value: "random" }} }}
 
 # How it sees images, in nvinfer's words.
-parameters {{ key: "network-type" value {{ string_value: "1" }} }}
 parameters {{ key: "network-input-order" value {{ string_value: "0" }} }}
-parameters {{ key: "model-color-format" value {{ string_value: "0" }} }}
-{self.preprocessing}\
-parameters {{ key: "topk" value {{ string_value: "5" }} }}
+{self.card}\
 parameters {{
   key: "labels"
   value {{
-    string_value: "{";".join(CLASSES)}"
+    string_value: "{";".join(self.labels)}"
   }}
 }}
 """
 
     def facts(self, form: Form, data: bytes) -> str:
         """MODEL.md of the exported bytes."""
+        same = f"; the weights are `{self.onnx_name}`'s of that seed" if self.onnx_name else ""
         return f"""\
 # {form.name}: RANDOM WEIGHTS, answers mean nothing
 
 {self.title}{self.subtitle} as published, with seeded random weights: as much work as the trained network,
-for measuring speed. It knows no class; `class 0` to `class {CLASS_COUNT - 1}` are numbers, not names.
+for measuring speed. It knows no class; `class 0` to `class {self.class_count - 1}` are numbers, not names.
 
 | | |
 |---|---|
 | architecture | {self.paper} |
 | licence | made on this machine by Apache-2.0 code of this project; nothing in it was trained or fetched |
 | file | `1/model.pt2`, {len(data):,} bytes, SHA-256 `{hashlib.sha256(data).hexdigest()}` |
-| made | `{self.program}`, seed {form.seed}; the weights are `{self.onnx_name}`'s of that seed |
+| made | `{self.program}`, seed {form.seed}{same} |
 | format | a program of `torch.export.save`, its first dimension free |
 | in | `image`, {self.shape_in} |
-| out | `{self.output}`, FP32 [N, {CLASS_COUNT}]{self.shape_out} |
+| out | `{self.output}`, FP32 [N, {", ".join(map(str, self.output_dims))}]{self.shape_out} |
 
 N is free, up to {form.max_batch_size} a batch. On a GPU it runs in FP16, channels last, by CUDA graphs; on a CPU in
 FP32. `weights: random` in config.pbtxt tells programs what this page tells you: accuracy is never judged on it.
@@ -155,9 +161,19 @@ FP32. `weights: random` in config.pbtxt tells programs what this page tells you:
             (staged / "1").mkdir()
             (staged / "1" / "model.pt2").write_bytes(data)
             (staged / "config.pbtxt").write_text(self.config_text(form), encoding="utf-8")
-            (staged / "labels.txt").write_text("".join(f"{label}\n" for label in CLASSES), encoding="utf-8")
+            (staged / "labels.txt").write_text("".join(f"{label}\n" for label in self.labels), encoding="utf-8")
             (staged / "MODEL.md").write_text(self.facts(form, data), encoding="utf-8")
         return home / "models" / form.name
+
+
+def classifier_card(preprocessing: str) -> str:
+    """The card of a classifier of RGB images. preprocessing: lines of config.pbtxt."""
+    return f"""\
+parameters {{ key: "network-type" value {{ string_value: "1" }} }}
+parameters {{ key: "model-color-format" value {{ string_value: "0" }} }}
+{preprocessing}\
+parameters {{ key: "topk" value {{ string_value: "5" }} }}
+"""
 
 
 def at_least_one(text: str) -> int:
