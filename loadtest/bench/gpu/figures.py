@@ -149,7 +149,21 @@ def results_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
 
 def ratios_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
     """Rows of the ratios that the runs allow; a ratio is of two runs of the same round."""
-    return [*_chart_ratios([run for run in runs if run.part == "chart"]), *_raw_share(runs), *_jpeg_rate(runs)]
+    chart = [run for run in runs if run.part == "chart"]
+    return [*_chart_ratios(chart), *_raw_share(runs), *_jpeg_rate(runs), *_agreements(runs)]
+
+
+def _agreements(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
+    """For each engine and precision the shares of its models: their median, lowest and highest."""
+    found: list[dict[str, Any]] = []
+    of_agreement = [run for run in runs if run.part == "agreement"]
+    for by in dict.fromkeys(str(run.key["by"]) for run in of_agreement):
+        same = [run for run in of_agreement if run.key["by"] == by]
+        word = by.lower().replace(" ", "_")
+        for figure, what in (("top1", "same top class"), ("iou_p01", "1st percentile of the boxes' IoU")):
+            values = [run.figures[figure] for run in same if figure in run.figures]
+            found += ratio_row(same[0].model, f"{figure}_{word}", values, f"{what}, {by} by the CPU in FP32")
+    return found
 
 
 def _chart_ratios(chart: Sequence[PointRun]) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ TITLES = {
     "raw": "The program without a server",
     "served": "The same program served by a bare Triton",
     "jpeg": "JPEG over HTTP through `penstock up`, answered by classes",
+    "agreement": "Answers compared with the CPU's in FP32: boxes of one class by IoU (a box within the border of the "
+    "threshold may be missing), top classes without ties",
 }
 _SHARES = ("util", "kernel_running", "in_time")
 

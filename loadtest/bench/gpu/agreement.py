@@ -1,0 +1,248 @@
+"""Do models answer on the card what they answer on the CPU? Classes and boxes of frames, photos and crops, compared.
+
+Each model is opened as the embedded engine opens it: on the CPU in FP32 for reference, on the card in FP32, TF32 and
+FP16. Both get the same preprocessed pictures, and the gateway's parser reads both outputs. A classifier with random
+weights is added: its last layer is scaled so that the classes of different pictures differ.
+
+--no-gpu compares with the CPU, whose weights are rounded to FP16: a trial of the bench.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, numpy_helper
+
+from deploy.models import graph_folder, resnet50
+from loadtest.bench.gpu.figures import PointLedger
+from loadtest.bench.gpu.scenes import Scenes, read_scenes
+from loadtest.bench.report import conditions
+from loadtest.bench.wire import BadAnswer
+from penstock.engines.ort_serving.placement import Precision
+from penstock.gpu.nvml import read_cards
+from penstock.logs import LogFormat, configure_logs
+from penstock.models.add import AddOptions, add_model, name_from
+from penstock.models.added_folder import CannotAdd
+from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_answers
+from penstock.models.inspect.inspection import Hints
+from penstock.models.inspect.trial_session import TrialFailed
+from penstock.models.placement.placed_model import ON_CPU, Device, PlacedModel, Placement, PreparedPicture
+from penstock.protocol.vision_results import VisionResult
+
+CHUNK = 256  # pictures that are prepared at once
+SCALE_ON = 200  # pictures whose scores set the scale of the random classifier
+LOGIT_SPREAD = 3.0  # standard deviation of its scores: the best class then has a share of some tenths, as when trained
+RANDOM = resnet50.NAME
+_FP16 = np.finfo(np.float16)
+_OPTIONS = AddOptions(Hints())
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is compared with the reference. name: in the report."""
+
+    name: str
+    folder: Path
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Results of one variant, and how long its runs took."""
+
+    results: list[VisionResult]
+    run_s: float
+
+
+def answers_of(model: PlacedModel, scenes: Scenes, pool: ThreadPoolExecutor, *, rows: int) -> Answers:
+    """Results of all scenes. rows: pictures a call; on the CPU calls are made by all threads of the pool."""
+    color, results, run_s = model.card.prepare_spec.color, list[VisionResult](), 0.0
+    for first in range(0, len(scenes), CHUNK):
+        numbers = range(first, min(first + CHUNK, len(scenes)))
+        prepared = list(pool.map(lambda number: model.prepare(scenes.decoded(number, color)), numbers))
+        began_s = time.perf_counter()
+        for found in _runs(model, prepared, pool, rows):
+            results += found
+        run_s += time.perf_counter() - began_s
+    return Answers(results, run_s)
+
+
+def _runs(
+    model: PlacedModel, prepared: Sequence[PreparedPicture], pool: ThreadPoolExecutor, rows: int
+) -> Iterator[list[VisionResult]]:
+    calls = [prepared[first : first + rows] for first in range(0, len(prepared), rows)]
+    return iter(pool.map(model.results, calls) if model.placement.device is Device.CPU else map(model.results, calls))
+
+
+def figures_of(found: AnswerAgreement) -> dict[str, float]:
+    """What the ledger gets: only what the model's kind of result has."""
+    figures: dict[str, float] = {"pictures": found.pictures}
+    if found.compared or found.ties:
+        figures |= {"top1": found.top1, "compared": found.compared, "ties": found.ties}
+    if found.boxes or found.overlaps:
+        figures |= {
+            "boxes": found.boxes,
+            "iou_median": found.overlap(50),
+            "iou_p01": found.overlap(1),
+            "iou_min": found.overlap(0),
+            "unmatched": found.unmatched,
+            "borderline": found.borderline,
+        }
+    if found.likeness:
+        figures["likeness_min"] = min(found.likeness)
+    return figures
+
+
+def add_models(sources: Sequence[Path], home: Path) -> list[Path]:
+    """Folders of the models: a folder as it is, a file as `penstock models add` writes its folder. Raises BadAnswer."""
+    folders = []
+    for source in sources:
+        try:
+            added = source if source.is_dir() else add_model(source, name_from(source), _OPTIONS, home=home).folder
+        except CannotAdd as error:
+            raise BadAnswer(f"{source} was not added: {error}") from error
+        folders.append(added)
+    return folders
+
+
+def random_classifier(home: Path, scenes: Scenes, pool: ThreadPoolExecutor) -> Path:
+    """ResNet-50 with random weights. Its last layer gives each class mean 0 and LOGIT_SPREAD over some scenes."""
+    folder = graph_folder.write(resnet50.MODEL, home, 0)
+    model, file = PlacedModel(folder, ON_CPU, threads=1), folder / "1" / "model.onnx"
+    step = max(1, len(scenes) // SCALE_ON)
+    numbers = range(0, len(scenes), step)
+    color = model.card.prepare_spec.color
+    session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+    def logits(number: int) -> object:
+        array = model.prepare(scenes.decoded(number, color)).array
+        return session.run(None, {model.card.input_name: array[np.newaxis]})[0]
+
+    rescale_last_layer(file, np.concatenate(list(pool.map(logits, numbers))))
+    return folder
+
+
+def rescale_last_layer(file: Path, logits: object) -> None:
+    """logits: (pictures, classes) of the file as it is. Its Gemm then gives mean 0 and LOGIT_SPREAD a class."""
+    values = np.asarray(logits, np.float64)
+    proto = onnx.load(file)
+    gemm = next(node for node in proto.graph.node if node.op_type == "Gemm")
+    weight, bias = (next(one for one in proto.graph.initializer if one.name == name) for name in gemm.input[1:3])
+    factor = LOGIT_SPREAD / np.maximum(values.std(axis=0), 1e-6)
+    new_weight = numpy_helper.to_array(weight) * factor[:, np.newaxis]
+    new_bias = (numpy_helper.to_array(bias) - values.mean(axis=0)) * factor
+    weight.CopyFrom(numpy_helper.from_array(new_weight.astype(np.float32), weight.name))
+    bias.CopyFrom(numpy_helper.from_array(new_bias.astype(np.float32), bias.name))
+    onnx.save(proto, file)
+
+
+def rounded_copy(folder: Path, target: Path) -> Path:
+    """The model with its weights rounded to FP16, in the folder target."""
+    shutil.copytree(folder, target)
+    file = target / "1" / "model.onnx"
+    proto = onnx.load(file)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            values = np.clip(numpy_helper.to_array(tensor), _FP16.min, _FP16.max)
+            tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float16).astype(np.float32), tensor.name))
+    onnx.save(proto, file)
+    return target
+
+
+def variants_of(folder: Path, work: Path, *, is_gpu: bool) -> list[Variant]:
+    """What the model's reference is compared with."""
+    if not is_gpu:
+        copy = rounded_copy(folder, work / "rounded" / folder.name)
+        return [Variant("CPU, weights rounded to FP16", copy, ON_CPU)]
+    placements = [Placement(Device.GPU, precision) for precision in Precision]
+    return [Variant(f"CUDA {one.precision.name}", folder, one) for one in placements]
+
+
+def measure_model(
+    folder: Path, scenes: Scenes, ledger: PointLedger, pool: ThreadPoolExecutor, *, variants: Sequence[Variant],
+    rows: int,
+) -> None:  # fmt: skip
+    """Adds a run for each variant to the ledger; what fails is noted there, and the others go on."""
+    try:
+        reference = PlacedModel(folder, ON_CPU, threads=1)
+        expected = answers_of(reference, scenes, pool, rows=1)
+    except TrialFailed as error:
+        ledger.failures.append(f"agreement: {folder.name} on the CPU: {error}")
+        return
+    threshold = reference.card.layout_options.lowest_threshold()
+    for variant in variants:
+        try:
+            model = PlacedModel(variant.folder, variant.placement, threads=1)
+            found = answers_of(model, scenes, pool, rows=rows)
+        except TrialFailed as error:
+            ledger.failures.append(f"agreement: {folder.name}, {variant.name}: {error}")
+            continue
+        agreement = compare_answers(expected.results, found.results, threshold=threshold)
+        figures = figures_of(agreement) | {"cpu_s": expected.run_s, "variant_s": found.run_s}
+        ledger.add("agreement", 1, {"network": folder.name, "by": variant.name}, figures, folder.name)
+        ledger.save()
+        print(f"agreement: {folder.name}, {variant.name}: {agreement}; {agreement.disagreement or 'good'}", flush=True)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.agreement", description=__doc__)
+    add = parser.add_argument
+    add("models", type=Path, nargs="*", metavar="FILE", help="ONNX files, and folders of models that were added")
+    add("--media", type=Path, required=True, metavar="DIR", help="folder with .avi and .jpg")
+    add("--json", type=Path, default=Path("agreement.json"), metavar="FILE", help="the figures [agreement.json]")
+    add("--pictures", type=int, default=0, metavar="N", help="so many, evenly spread [all]")
+    add("--rows", type=int, default=8, metavar="N", help="pictures a call on the card [8]")
+    add("--no-classifier", dest="has_classifier", action="store_false", help="without the random ResNet-50")
+    add("--no-gpu", dest="is_gpu", action="store_false", help="the CPU with rounded weights instead of the card")
+    return parser.parse_args(arguments)
+
+
+def card_facts(*, is_gpu: bool) -> dict[str, str]:
+    """The conditions that the GPU bench's files have, for models in ONNX Runtime."""
+    reading = read_cards()
+    driver = f"driver {reading.driver}" if reading.cards and is_gpu else "no driver"
+    return {"gpu versions": f"{driver}, ONNX Runtime {ort.__version__}", "slo_p99_ms": "none"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when every model was compared, else 1, and what could be stands in the file."""
+    options = parse_arguments(arguments)
+    configure_logs(LogFormat.TEXT, "error")
+    with tempfile.TemporaryDirectory(prefix="penstock-agreement-") as folder, ThreadPoolExecutor(_cores()) as pool:
+        work, home = Path(folder), Path(folder) / "home"
+        try:
+            scenes = read_scenes(options.media, limit=options.pictures)
+            folders = add_models(options.models, home)
+        except BadAnswer as error:
+            print(f"agreement: {error}", file=sys.stderr)
+            return 1
+        if options.has_classifier:
+            folders.append(random_classifier(home, scenes, pool))
+        ledger = PointLedger(options.json, conditions() | card_facts(is_gpu=options.is_gpu), "")
+        ledger.facts |= {"agreement pictures": len(scenes), "agreement tie": TIE, "agreement border": BORDER}
+        for model_folder in folders:
+            variants = variants_of(model_folder, work, is_gpu=options.is_gpu)
+            measure_model(model_folder, scenes, ledger, pool, variants=variants, rows=options.rows)
+        ledger.save()
+    for why in ledger.failures:
+        print(why, file=sys.stderr)
+    return 1 if ledger.failures else 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

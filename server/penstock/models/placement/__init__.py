@@ -1,0 +1,1 @@
+"""Where a model runs: tries it on CPU and GPU, compares the answers, and chooses engine and precision."""

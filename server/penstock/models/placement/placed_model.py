@@ -1,0 +1,145 @@
+"""A model folder opened on one engine in one precision, as the embedded engine opens it, and its results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2
+
+from penstock.engines.config_pbtxt import config_from_proto, read_proto
+from penstock.engines.embedded.loading import open_model
+from penstock.engines.embedded.model_version import OpenedVersion
+from penstock.engines.embedded.repository import ModelFolder
+from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError
+from penstock.engines.ort_serving.placement import CUDA, Precision
+from penstock.gateway.batching.merging import merge_rows
+from penstock.models.inspect.trial_session import TrialFailed
+from penstock.protocol.errors import InferenceError
+from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
+from penstock.protocol.vision_results import VisionResult
+from penstock.vision.card import VisionCard, card_from_config
+from penstock.vision.decode import DecodedImage
+from penstock.vision.image_tasks import size_tensors
+from penstock.vision.preprocess import Geometry, prepare
+from penstock.vision.results import parse
+from penstock.vision.spec import NetworkType
+
+PRECISION, THREADS, CHECKS = "precision", "intra_op_thread_count", "check-answers"  # parameters of config.pbtxt
+_KINDS = model_config_pb2.ModelInstanceGroup
+
+
+class Device(StrEnum):
+    """Where a model runs."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A device, and the type of the network's floats while it runs. Inputs and outputs keep their types."""
+
+    device: Device
+    precision: Precision = Precision.FP32
+
+    def __str__(self) -> str:
+        return f"the {self.device.upper()} in {self.precision.name}"
+
+
+ON_CPU = Placement(Device.CPU)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPicture:
+    """A picture as the network takes it. array: without batch axis."""
+
+    array: Array
+    geometry: Geometry
+
+
+class PlacedModel:
+    """One open model. `results` may be called by several threads if the placement is the CPU."""
+
+    def __init__(self, folder: Path, placement: Placement, *, threads: int | None = None) -> None:
+        """folder: with config.pbtxt. threads: of one run on the CPU; None as configured.
+
+        Raises TrialFailed, also where the engine runs it elsewhere or in another precision.
+        """
+        config = placed_config(read_proto(folder / "config.pbtxt"), placement)
+        config.parameters[CHECKS].string_value = "0"  # the answers are compared here
+        if threads is not None:
+            config.parameters[THREADS].string_value = str(threads)
+        self.placement, self.version = placement, _open(folder, config)
+        facts = self.version.facts
+        if placement.device is Device.GPU and (facts.provider, facts.precision) != (CUDA, placement.precision.value):
+            raise TrialFailed(
+                "; ".join(facts.fallbacks) or f"the engine runs it on {facts.device} in {facts.precision}"
+            )
+        self.config = config_from_proto(self.version.config)
+        self.card = _compared_card(card_from_config(self.config), folder)
+
+    def prepare(self, decoded: DecodedImage) -> PreparedPicture:
+        """The gateway's preprocessing. Raises InferenceError."""
+        return PreparedPicture(*prepare(decoded, self.card.prepare_spec))
+
+    def results(self, pictures: Sequence[PreparedPicture]) -> list[VisionResult]:
+        """One result a picture, in as few calls as max_batch_size allows. Raises TrialFailed."""
+        found: dict[int, VisionResult] = {}
+        names = tuple(self.version.rules.outputs)
+        calls = merge_rows(
+            [picture.array for picture in pictures],
+            declared_shape=self.card.input_shape,
+            max_batch_size=self.config.max_batch_size,
+        )
+        for call in calls:
+            geometries = [pictures[index].geometry for index in call.members]
+            sizes = size_tensors(self.card, geometries, has_batch_axis=call.has_batch_axis)
+            feed = {self.card.input_name: call.array, **{size.name: size.to_numpy() for size in sizes}}
+            try:
+                arrays = self.version.ort_model.run(names, feed)
+                tensors = tuple(tensor_from_numpy(name, array) for name, array in zip(names, arrays, strict=True))
+                response = InferResponse(self.config.name, "", tensors)
+                for row, (index, geometry) in enumerate(zip(call.members, geometries, strict=True)):
+                    found[index] = parse(self.card, response, row if call.has_batch_axis else None, geometry)
+            except OrtRequestError as error:
+                raise TrialFailed(str(error)) from error
+            except InferenceError as error:
+                raise TrialFailed(error.message) from error
+        return [found[index] for index in range(len(pictures))]
+
+
+def placed_config(config: model_config_pb2.ModelConfig, placement: Placement) -> model_config_pb2.ModelConfig:
+    """A copy whose instances run there. The number of instances is kept."""
+    placed = model_config_pb2.ModelConfig()
+    placed.CopyFrom(config)
+    if not placed.instance_group:
+        placed.instance_group.add()
+    for group in placed.instance_group:
+        group.kind = _KINDS.KIND_GPU if placement.device is Device.GPU else _KINDS.KIND_CPU
+    placed.parameters[PRECISION].string_value = placement.precision.value
+    return placed
+
+
+def _open(folder: Path, config: model_config_pb2.ModelConfig) -> OpenedVersion:
+    version = max(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    config.name = folder.name
+    try:
+        opened = open_model(
+            ModelFolder(folder.name, folder, (version,)), json_format.MessageToJson(config), loaded=None
+        )
+    except (OrtLoadError, InferenceError) as error:
+        raise TrialFailed(str(error)) from error
+    if version not in opened.opened:
+        raise TrialFailed(opened.failures.get(version, "no version of it is served"))
+    return opened.opened[version]
+
+
+def _compared_card(card: VisionCard | None, folder: Path) -> VisionCard:
+    """A classifier gives all classes, so that ties are seen; masks are not made."""
+    if card is None:
+        raise TrialFailed(f"{folder / 'config.pbtxt'} has no picture parameters")
+    is_classifier = card.network_type is NetworkType.CLASSIFIER
+    topk = None if is_classifier else card.layout_options.topk
+    return replace(card, layout_options=replace(card.layout_options, topk=topk, needs_masks=False))
