@@ -58,7 +58,7 @@ class ModelFlags:
         labels, origin = _labels(self.labels)
         hints = Hints(
             layout=_one_of("--layout", self.layout, (*LAYOUTS,)),
-            input_size=_size(self.input_size),
+            input_size=image_size(self.input_size),
             labels=labels,
             labels_origin=origin,
             color=_one_of("--color", self.color.lower(), _COLORS),
@@ -135,8 +135,8 @@ def _one_of(flag: str, text: str, allowed: tuple[str, ...]) -> str:
     return text
 
 
-def _size(text: str) -> tuple[int, int] | None:
-    """(height, width) of 640 or 640x480, which is width x height."""
+def image_size(text: str) -> tuple[int, int] | None:
+    """(height, width) of 640 or 640x480, which is width x height; None of an empty text. Ends the command otherwise."""
     if not text:
         return None
     width, _, height = text.lower().partition("x")

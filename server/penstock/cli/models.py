@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.add import add, remove
+from penstock.cli.build import build
 from penstock.cli.check import check
 from penstock.cli.gateway_client import EMBEDDED_ENGINE, ApiKey, GatewayClient, Url, gateway_of, settings_or_fail
 from penstock.cli.inspect import inspect
@@ -282,6 +283,7 @@ app.command(short_help="Add model files, and load them.")(add)
 app.command(short_help="Unload a model and remove its folder.")(remove)
 app.command(short_help="Send each model a known input and compare its answer.")(check)
 app.command(short_help="Tell how a model's batches are formed.")(explain)
+app.command(short_help="Build TensorRT-RTX engines on this CPU; show what was fused.")(build)
 app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
 
 

@@ -1,0 +1,168 @@
+"""`penstock models build`: TensorRT-RTX engines of a model, built on this CPU, with their fusion tables."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.gateway_client import settings_or_fail
+from penstock.cli.model_flags import image_size
+from penstock.cli.model_list import installed_models, unknown_model
+from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
+from penstock.gpu.tensorrt import ARCHITECTURES, capability_text, why_not_built
+from penstock.gpu.triton_images import Capability
+from penstock.models.catalogue import InstalledModel
+from penstock.protocol.errors import InvalidRequest
+
+if TYPE_CHECKING:  # they import onnx, which other commands of the group do not need
+    from penstock.models.tensorrt_rtx.build import BuiltEngine
+
+_KNOWN = ", ".join(map(capability_text, ARCHITECTURES))
+_MAX_BATCH = 1024
+_DEFAULT_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The ONNX file. sides: whole shapes of its inputs, as far as they are known. max_batch: of its config.pbtxt."""
+
+    title: str
+    file: Path
+    sides: dict[str, tuple[int, ...]]
+    max_batch: int | None = None
+
+
+def build(
+    model: Annotated[str, typer.Argument(metavar="NAME|FILE", help="a model of this machine, or an ONNX file")],
+    architectures: Annotated[
+        str, typer.Option("--for", metavar="8.9,…", help=f"compute capabilities of the GPUs: {_KNOWN}")
+    ],
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, max=_MAX_BATCH, help="largest batch [the model's max_batch_size; 8 for a file]")
+    ] = None,
+    input_size: Annotated[
+        str, typer.Option(metavar="W[xH]", help="size in pixels, if the network's is free [config.pbtxt's]")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
+    home: Annotated[Path | None, typer.Option(help="where added models are [~/.penstock]", show_default=False)] = None,
+) -> None:
+    """Build TensorRT-RTX engines of a model on this CPU; show which ONNX nodes each layer of an engine holds.
+
+    Each GPU architecture gets one file in the folder tensorrt-rtx beside the ONNX file, with a page that lists all of
+    its layers. A limited child process builds it. An engine computes in the precision of the ONNX file.
+    """
+    wanted = _capabilities(architectures)
+    source = _source(model, home)
+    size = image_size(input_size)
+    engines = []
+    for capability in wanted:
+        with stoppable("no unfinished engine is left"), _errors_as_messages():
+            built, file = _build(source, capability, max_batch, size)
+        engines.append((built, file))
+        if not as_json:
+            print_engine(Console(highlight=False), source.title, built, file)
+    if as_json:
+        from penstock.models.tensorrt_rtx.page import as_json as engine_json
+
+        print_json({"model": source.title, "engines": [engine_json(built, file) for built, file in engines]})
+
+
+def _build(
+    source: _Source, capability: Capability, max_batch: int | None, size: tuple[int, int] | None
+) -> "tuple[BuiltEngine, Path]":
+    from penstock.models.tensorrt_rtx.build import BuildRequest, build_engine
+    from penstock.models.tensorrt_rtx.page import page
+
+    with progress_bar() as bar:
+        task = bar.add_task(f"engine for {capability_text(capability)}", total=None)
+
+        def on_phase(phase: str, done: int, count: int) -> None:
+            text = f"engine for {capability_text(capability)}: {phase}"
+            bar.update(task, description=text, completed=done, total=count or None)
+
+        rows = max_batch or source.max_batch or _DEFAULT_BATCH
+        request = BuildRequest(str(source.file), capability, rows, source.sides, size)
+        built, file = build_engine(request, on_phase)
+    file.with_suffix(".md").write_text(page(source.title, built), encoding="utf-8")
+    return built, file
+
+
+def print_engine(console: Console, title: str, built: "BuiltEngine", file: Path) -> None:
+    """The engine's figures and its fusion table."""
+    from penstock.models.tensorrt_rtx.page import operators_text, summary_lines
+
+    console.print(f"{title}: {file}", markup=False, soft_wrap=True)
+    for line in summary_lines(built):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    table = Table("layers", "ONNX operators of each")
+    for pattern in built.table.patterns:
+        table.add_row(str(pattern.layers), operators_text(pattern.operators))
+    console.print(table)
+    console.print(f"  all layers: {file.with_suffix('.md')}", markup=False, soft_wrap=True)
+
+
+def _capabilities(text: str) -> tuple[Capability, ...]:
+    found = dict.fromkeys(_capability(part.strip()) for part in text.split(","))
+    for capability in found:
+        if why := why_not_built(capability):
+            fail(f"--for: {why}")
+    return tuple(found)
+
+
+def _capability(text: str) -> Capability:
+    major, _, minor = text.partition(".")
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in (major, minor)):
+        fail(f"--for {text!r} should be a compute capability: {_KNOWN} (`penstock doctor` shows a GPU's)")
+    return int(major), int(minor)
+
+
+def _source(model: str, home: Path | None) -> _Source:
+    """The model of that name, else the file of that name."""
+    here = installed_models(settings_or_fail(home))
+    found = next((one for one in here if one.name == model), None)
+    if found is not None:
+        return _installed(found)
+    path = Path(model)
+    if path.is_file():
+        return _Source(path.stem, path, {})
+    if path.suffix or path.name != model:
+        fail(f"there is no file {model}")
+    return fail(unknown_model(model, (one.name for one in here), "on this machine"), code=1)
+
+
+def _installed(model: InstalledModel) -> _Source:
+    from penstock.engines.config_pbtxt import config_from_proto, read_proto
+    from penstock.engines.ort_serving.config import OrtLoadError
+    from penstock.engines.ort_serving.session import model_path
+
+    folder = model.repository / model.name
+    try:
+        proto = read_proto(folder / "config.pbtxt")
+        config = config_from_proto(proto)
+        if config.backend != "onnxruntime":
+            backend = config.backend or "unknown"
+            fail(f"model {model.name!r} is of backend {backend!r}: engines are built of ONNX models", code=1)
+        newest = max(map(int, model.versions), default=0)
+        file = model_path(folder / str(newest), {"default_model_filename": proto.default_model_filename})
+    except (InvalidRequest, OrtLoadError) as error:
+        fail(f"model {model.name!r}: {error}", code=1)
+    batch = (-1,) if config.max_batch_size else ()
+    sides = {spec.name: (*batch, *spec.shape) for spec in config.inputs}
+    return _Source(model.name, file, sides, config.max_batch_size or None)
+
+
+@contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    from penstock.models.tensorrt_rtx.build import CannotBuild
+
+    try:
+        yield
+    except CannotBuild as error:
+        fail(str(error), code=1)
+    except OSError as error:
+        fail(f"{error.filename} cannot be written: {error.strerror}", code=1)

@@ -1,0 +1,17 @@
+"""TensorRT-RTX engines beside a model: their names. `penstock models build` writes them."""
+
+import hashlib
+
+PROVIDER = "NvTensorRTRTXExecutionProvider"
+FOLDER = "tensorrt-rtx"  # beside the ONNX file
+
+
+def engine_key(model_sha256: str, version: str) -> str:
+    """Of an engine: it fits one file, and one version of TensorRT-RTX, such as 1.7.1.116 (the first three count)."""
+    release = ".".join(version.split(".")[:3])
+    return hashlib.sha256(f"{model_sha256} {release}".encode()).hexdigest()[:16]
+
+
+def engine_prefix(stem: str, capability: tuple[int, int]) -> str:
+    """Begin of the names of a model's engines for a compute capability. stem: of the ONNX file's name."""
+    return f"{stem}-sm{capability[0]}{capability[1]}-"

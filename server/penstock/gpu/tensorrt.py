@@ -1,0 +1,90 @@
+"""Which TensorRT takes a GPU, by compute capability. Of all this only the building of engines was ever run.
+
+Sources, read in November 2026: tensorrt-rtx 1.7.1 (ComputeCapability; engines were built for each of them);
+tensorrt_rtx_provider_options.h of onnxruntime-ep-nv-tensorrt-rtx-cu13 0.5.0, which names the architectures that the
+plug-in takes; TensorRT-RTX's support matrix. TensorRT-RTX refused an H200 when it was tried.
+"""
+
+from dataclasses import dataclass
+
+from penstock.gpu.triton_images import TURING, Capability, advise
+
+MIN_DRIVER = 580  # the first branch for CUDA 13, with which the packages are built
+_PLUGIN = "ONNX Runtime's plug-in 0.5 runs engines of 8.6, 8.9 and 12.x only"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Cards from compute capability `first` up to the next row's. is_served: by the plug-in."""
+
+    first: Capability
+    cards: str
+    is_served: bool = False
+
+
+_TABLE = (
+    _Row((0, 0), "older than Pascal"),
+    _Row((6, 0), "Pascal: P4, P40, P100"),
+    _Row((7, 0), "Volta: V100"),
+    _Row((7, 5), "Turing: T4, RTX 20"),
+    _Row((8, 0), "Ampere: A100, A30"),
+    _Row((8, 6), "Ampere: A10, A40, RTX 30", is_served=True),
+    _Row((8, 7), "Jetson Orin"),
+    _Row((8, 9), "Ada: L4, L40, RTX 40", is_served=True),
+    _Row((9, 0), "Hopper: H100, H200"),
+    _Row((10, 0), "Blackwell for data centres: B200, B300"),
+    _Row((12, 0), "Blackwell: RTX 50, RTX PRO", is_served=True),
+    _Row((12, 2), "unknown"),
+)
+ARCHITECTURES: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRtAdvice:
+    """is_built: engines can be built for it. is_served: they can be run. sentence: what runs models on the card."""
+
+    cards: str
+    is_built: bool
+    is_served: bool
+    sentence: str
+
+
+def advise_tensorrt(capability: Capability) -> TensorRtAdvice:
+    """What runs models on a GPU of this compute capability, (8, 9) for 8.9."""
+    row = next(row for row in reversed(_TABLE) if row.first <= capability)
+    is_built = capability in ARCHITECTURES
+    sentence = _other(capability)
+    if is_built and row.is_served:
+        sentence = (
+            f"TensorRT-RTX (penstock models build NAME --for {capability_text(capability)}; driver {MIN_DRIVER} or "
+            f"newer; Penstock never ran it on such a card), else {sentence}"
+        )
+    elif is_built:
+        sentence = f"{sentence}; TensorRT-RTX builds engines for it, but {_PLUGIN}"
+    return TensorRtAdvice(row.cards, is_built, is_built and row.is_served, sentence)
+
+
+def _other(capability: Capability) -> str:
+    """What runs models on a card without TensorRT-RTX."""
+    image = advise(capability, None).image
+    if image is None:
+        return "the CPU"
+    ngc = f"TensorRT in Triton's image {image} (penstock models add --accelerator tensorrt)"
+    if capability < TURING:  # PyTorch and ONNX Runtime for CUDA 13 start with Turing
+        return f"ONNX Runtime built for CUDA 12, or {ngc}"
+    return f"CUDA (backend torch, or ONNX Runtime's CUDA provider), or {ngc}"
+
+
+def capability_text(capability: Capability) -> str:
+    """8.9 of (8, 9)."""
+    return f"{capability[0]}.{capability[1]}"
+
+
+def why_not_built(capability: Capability) -> str:
+    """Why no engine can be built for it, with what such a card takes; empty if one can."""
+    advice = advise_tensorrt(capability)
+    if advice.is_built:
+        return ""
+    known = ", ".join(map(capability_text, ARCHITECTURES))
+    name = f"{capability_text(capability)} ({advice.cards})"
+    return f"TensorRT-RTX builds no engine for {name}, only for {known}; such a card takes {advice.sentence}"

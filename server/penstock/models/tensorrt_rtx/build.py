@@ -1,0 +1,158 @@
+"""Builds an engine for one GPU architecture in a bounded child process, and writes it beside the model.
+
+The file is an ONNX model of one EPContext node that holds the engine: what ONNX Runtime's TensorRT-RTX plug-in loads.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from penstock.engines.ort_serving.tensorrt_rtx import FOLDER, engine_key, engine_prefix
+from penstock.gpu.tensorrt import capability_text
+from penstock.gpu.triton_images import Capability
+from penstock.models.tensorrt_rtx.layers import FusionTable
+
+_MESSAGE_BYTES = 1 << 26
+_MIB = 1 << 20
+
+Shape = tuple[int, ...]
+
+
+class CannotBuild(Exception):
+    """No engine was built, and no file changed. str() is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLimits:
+    """Of the child process. memory_bytes: of its private memory, beside eight times the file's size."""
+
+    memory_bytes: int = 6 << 30
+    cpu_s: int = 1800
+    wall_s: float = 900.0
+    engine_bytes: int = (2 << 30) - (1 << 20)  # the engine lies in a protobuf message
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What to build. model: path of the ONNX file. max_batch: rows of a call, where the file leaves them free.
+
+    sides: whole shapes of inputs, to fill in what the file leaves free behind the first side; -1 if unknown. size:
+    (height, width) in pixels, for sides of pictures that are free then.
+    """
+
+    model: str
+    architecture: Capability
+    max_batch: int
+    sides: dict[str, Shape] = field(default_factory=dict)
+    size: tuple[int, int] | None = None
+    limits: BuildLimits = field(default_factory=BuildLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """shapes: least and greatest of each input. build_s: wall time of the build. library: TensorRT-RTX's version."""
+
+    architecture: Capability
+    library: str
+    model_sha256: str
+    engine_bytes: int
+    build_s: float
+    shapes: dict[str, tuple[Shape, Shape]]
+    table: FusionTable
+
+
+@dataclass(frozen=True, slots=True)
+class BuildMessage:
+    """One line from the child process: a phase that begins or goes on, the engine, or why there is none."""
+
+    phase: str = ""
+    done: int = 0
+    count: int = 0
+    engine: BuiltEngine | None = None
+    problem: str = ""
+
+
+OnPhase = Callable[[str, int, int], None]
+
+
+def build_engine(request: BuildRequest, on_phase: OnPhase = lambda *_: None) -> tuple[BuiltEngine, Path]:
+    """Builds the engine of an ONNX file; returns it and its file, in FOLDER beside the model. Blocks.
+
+    Engines for the same architecture of older versions of the file are removed. on_phase(name, parts done, parts):
+    progress. Raises CannotBuild, OSError.
+    """
+    model = Path(request.model)
+    folder = model.parent / FOLDER
+    folder.mkdir(exist_ok=True)
+    part = folder / f".{os.getpid()}.part"
+    try:
+        built = _run_child(request, part, on_phase)
+        prefix = engine_prefix(model.stem, request.architecture)
+        file = folder / f"{prefix}{engine_key(built.model_sha256, built.library)}.onnx"
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is empty
+    for older in folder.iterdir():
+        if older.name.startswith(prefix) and older.stem != file.stem:
+            older.unlink(missing_ok=True)
+    return built, file
+
+
+def _run_child(request: BuildRequest, part: Path, on_phase: OnPhase) -> BuiltEngine:
+    """part: the file that the child process writes."""
+    command = [sys.executable, "-P", "-m", "penstock.models.tensorrt_rtx.child", str(os.getpid()), str(part)]
+    is_late = threading.Event()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        timer = threading.Timer(request.limits.wall_s, _stop, (process, is_late))
+        timer.start()
+        try:
+            message = _converse(process, request, on_phase)
+        finally:
+            timer.cancel()
+            process.kill()
+    if message.engine is None:
+        raise CannotBuild(message.problem or _death(request, process.returncode, is_late=is_late.is_set()))
+    return message.engine
+
+
+def _stop(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
+    is_late.set()
+    process.kill()
+
+
+def _converse(process: "subprocess.Popen[bytes]", request: BuildRequest, on_phase: OnPhase) -> BuildMessage:
+    """The last message of the child process; an empty one if it ended before."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended: _death says how
+        process.stdin.write(msgspec.msgpack.encode(request))
+        process.stdin.close()
+    while line := process.stdout.readline(_MESSAGE_BYTES):
+        message = msgspec.json.decode(line, type=BuildMessage)
+        if not message.phase:
+            return message
+        on_phase(message.phase, message.done, message.count)
+    process.wait()
+    return BuildMessage()
+
+
+def _death(request: BuildRequest, returncode: int, *, is_late: bool) -> str:
+    limits = request.limits
+    what = f"{request.model}: no engine for {capability_text(request.architecture)} was built"
+    if is_late:
+        return f"{what} in {limits.wall_s:g} s; it was stopped"
+    if returncode == -signal.SIGXCPU:
+        return f"{what}: it needs more than {limits.cpu_s} s of CPU time"
+    how = f"was ended by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
+    memory_mib = limits.memory_bytes // _MIB
+    return f"{what}: its process {how}, perhaps for memory: it may use {memory_mib} MiB and eight times the file's size"

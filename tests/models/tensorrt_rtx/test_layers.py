@@ -1,0 +1,86 @@
+"""The fusion table of the builder's text, and how it is shown."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.models.tensorrt_rtx.build import BuiltEngine
+from penstock.models.tensorrt_rtx.layers import FusionTable, OnnxNode, read_layers
+from penstock.models.tensorrt_rtx.page import as_json, operators_text, page, shape_text, summary_lines
+
+_TENSOR = "{ Name: t, Dimensions: [-1,16,8,8], Strides: [1024,1,128,16], StrideOrder: [3,0,2,1], Datatype: Float, "
+TEXT = "Layers:\n" + "\n".join(
+    f"Name: {name}, LayerType: {kind}, Inputs: [ {_TENSOR}Format: (NHWC) Channel major format }}], Constants: [], "
+    f"Outputs: [{outputs}], TacticName: , StreamId: 0, {event}Metadata: {nodes}"
+    for name, kind, outputs, event, nodes in (
+        ("shape", "shape_call", "", "", ""),
+        ("wait_1", "wait", "", "EventId: 3, ", ""),
+        ("move", "kgen", f" {_TENSOR}Format: (NHWC) Channel major format }}", "", ""),
+        (
+            "conv, fused",
+            "runtime_fusion",
+            f" {_TENSOR}Format: (Linear) Row major linear format }}",
+            "",
+            "[ONNX Layer: mul]\x1f[ONNX Layer: /a[0]/conv]\x1f[ONNX Layer: sigmoid]\x1f[ONNX Layer: ONNXTRT_cast]",
+        ),
+        ("again", "runtime_fusion", "", "", "[ONNX Layer: conv2]\x1f[ONNX Layer: relu]"),
+    )
+)
+NODES = [
+    OnnxNode("/a[0]/conv", "Conv"),
+    OnnxNode("sigmoid", "Sigmoid"),
+    OnnxNode("mul", "Mul"),
+    OnnxNode("constant", "Constant"),
+    OnnxNode("shape", "Shape"),
+    OnnxNode("conv2", "Conv"),
+    OnnxNode("relu", "Relu"),
+]
+
+
+@pytest.fixture
+def table() -> FusionTable:
+    """Of TEXT."""
+    return read_layers(TEXT, NODES)
+
+
+def test_layers_hold_their_nodes_in_the_graphs_order(table: FusionTable) -> None:
+    """Layers that only order streams are counted apart; names that are not the graph's are left out."""
+    assert [layer.operators for layer in table.layers] == [(), ("Conv", "Sigmoid", "Mul"), ("Conv", "Relu")]
+    assert table.layers[1].outputs == ("Float [-1,16,8,8] Linear",)
+    assert (table.node_count, table.control_count, table.fused_count) == (6, 2, 2)
+    assert table.folded == {"Shape": 1}
+
+
+def test_layers_of_another_text_are_refused() -> None:
+    """A new format of TensorRT is noticed, not reported as an engine without layers."""
+    with pytest.raises(ValueError, match="names no layer"):
+        read_layers("Layers:\nnothing that is known", NODES)
+
+
+def test_report_shows_every_layer_and_who_can_run_it(table: FusionTable) -> None:
+    """The page has the patterns and all layers; sentences and JSON have the same figures."""
+    shapes = {"x": ((1, 3, 8, 8), (4, 3, 8, 8))}
+    built = BuiltEngine((8, 9), "1.7.1.116", "ab" * 32, 5_000_000, 0.5, shapes, table)
+    assert summary_lines(built)[:4] == [
+        "for 8.9 (Ada: L4, L40, RTX 40) by TensorRT-RTX 1.7.1.116: 5.0 MB in 0.5 s",
+        "inputs: x [1–4, 3, 8, 8]",
+        "6 ONNX nodes became 3 layers; 2 of them hold several nodes; 2 further layers only order streams or compute "
+        "shapes",
+        "in no layer, as computed in advance or not needed: 1 Shape",
+    ]
+    text = page("best", built)
+    assert "| 1 | Conv + Sigmoid + Mul |" in text
+    assert (
+        "| 2 | runtime_fusion | Conv + Sigmoid + Mul | `/a[0]/conv`, `sigmoid`, `mul` | Float [-1,16,8,8] Linear |"
+        in text
+    )
+    assert "no GPU ran it" in text
+    plain = as_json(built, Path("model-sm89-0.onnx"))
+    assert (plain["onnx_nodes"], plain["layer_count"], plain["is_served"]) == (6, 3, True)
+
+
+def test_texts_are_short() -> None:
+    """Repeated operators are counted, and equal sides are written once."""
+    assert operators_text(("Slice", "Slice", "Concat")) == "Slice × 2 + Concat"
+    assert operators_text(()) == "(added by TensorRT)"
+    assert shape_text((1, 3), (8, 3)) == "[1–8, 3]"
