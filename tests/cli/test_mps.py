@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from penstock.cli import mps
 from penstock.cli.main import build_app
 from penstock.gpu.mps.control import PIPE_DIRECTORY
+from penstock.gpu.mps.daemon import PLAN_FILE
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad, ProcessLoad
 from tests.gpu.mps_programs import programs
@@ -51,11 +52,14 @@ def test_started_daemon_is_shown_with_its_clients_and_stop_ends_it(ask: Ask, pla
     again = ask("start")
     assert (again.exit_code, "runs in" in again.stderr) == (1, True)
     (pipes / "clients").write_text(f"{os.getpid()}\n")
+    (pipes / PLAN_FILE).write_text("net: 1 process, all threads: no limit is set\n")
     shown = ask("status")
     assert (shown.exit_code, shown.stdout.splitlines()[0]) == (
         0, f"{pipes}: up, 1 clients, at most 48 a card, 50 % of the threads for a client by default",
     )  # fmt: skip
+    assert shown.stdout.splitlines()[1] == "  model net: 1 process, all threads: no limit is set"
     daemon = json.loads(ask("status", "--json").stdout)["daemons"][0]
+    assert daemon["models"] == ["net: 1 process, all threads: no limit is set"]
     assert (daemon["is_up"], daemon["client_limit"], daemon["active_thread_percentage"]) == (True, 48, 50.0)
     assert [client["pid"] for client in daemon["servers"][0]["clients"]] == [os.getpid()]
     assert daemon["servers"][0]["state"] == "active"

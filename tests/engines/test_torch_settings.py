@@ -16,6 +16,7 @@ from penstock.engines.torch_serving.config import (
     bucket_for,
     default_buckets,
     engine_spec,
+    thread_percentage,
 )
 from penstock.engines.torch_serving.instance import RunGroup, group_requests
 from penstock.engines.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
@@ -72,6 +73,24 @@ def test_wait_is_asleep_unless_set_to_spin(said: str, blocks: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "chosen", "percentage"),
+    [
+        ("", "", None),
+        ("", "other=25 small=12", 12),
+        ("", "other=25", None),
+        ("50", "small=12", 50),
+        ("", "small=x", None),
+    ],
+)
+def test_threads_under_mps_are_the_models_own_setting_or_the_stacks(
+    own: str, chosen: str, percentage: int | None
+) -> None:
+    """The stack names the models that it limits."""
+    spec = on_gpu({"active-thread-percentage": own} if own else {})
+    assert thread_percentage(spec, {"PENSTOCK_MPS_THREADS": chosen}) == percentage
+
+
+@pytest.mark.parametrize(
     ("said", "buckets"), [("4;1;4", (1, 4, 8)), ("8", (8,)), (" 2 ; 8 ", (2, 8)), ("", (1, 2, 4, 8))]
 )
 def test_buckets_are_ascending_and_hold_the_largest_batch(said: str, buckets: tuple[int, ...]) -> None:
@@ -106,6 +125,7 @@ def test_bucket_for_more_than_the_largest_is_an_error() -> None:
         ("Batches_In_Flight", "batches-in-flight"),
         ("batch_buckets", "batch-buckets"),
         ("cuda-graph", "cuda-graphs"),
+        ("active-thread-percent", "active-thread-percentage"),
     ],
 )
 def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) -> None:
@@ -133,6 +153,8 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
         ({"batch-buckets": "1;x"}, "parameter batch-buckets is '1;x': say whole numbers above 0"),
         ({"batch-buckets": "16"}, "16 is more than max_batch_size 8"),
         ({"fuse": "kernel"}, "parameter fuse is 'kernel': say 1 or 0"),
+        ({"active-thread-percentage": "0"}, "is '0': say a whole number from 1 to 100"),
+        ({"active-thread-percentage": "half"}, "is 'half': say a whole number from 1 to 100"),
         ({"image-decoder": "magic"}, "parameter image-decoder is 'magic': say gateway or engine"),
         ({"image-decoder": "engine"}, "needs exactly one input, of TYPE_STRING"),
     ],

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.engines.config_pbtxt import GpuInstances, gpu_instances
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, claim_run_directory, reap
+from penstock.engines.torch_serving.config import THREADS_VARIABLE
 from penstock.engines.triton.runtime import TritonRuntime
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonSupervisor
 from penstock.gateway.settings import Settings
@@ -27,9 +28,11 @@ from penstock.gateway.stack.mps import (
     visible_cards,
 )
 from penstock.gateway.stack.stack import Stack as WholeStack
-from penstock.gateway.stack.startup import CannotStart, EngineChoice, choose_mps
+from penstock.gateway.stack.startup import CannotStart, EngineChoice, choose_mps, model_clients
 from penstock.gpu.mps.control import MpsUnavailable
+from penstock.gpu.mps.daemon import PLAN_FILE
 from penstock.gpu.mps.limits import ModelClients
+from penstock.gpu.mps.planner import plan_models
 from penstock.gpu.mps.supervisor import EngineHandle, MpsState, processes_with_mark
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 from tests.engines.supervision import Watcher, claimed_options, quick
@@ -51,15 +54,15 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def test_plan_on_a_usual_machine_is_a_daemon_of_our_own(machine: Machine) -> None:
     """Nothing is said of a directory: it gets one of its own."""
     wanted = (ModelClients("m", 47),)
-    assert plan_mps(MUST, wanted, machine) == MpsPlan(MUST, machine.program, False, 0.0, wanted, H200)
+    models = plan_models(wanted, 1, limit=0.0)
+    assert plan_mps(MUST, wanted, machine) == MpsPlan(MUST, machine.program, False, 0.0, wanted, H200, models)
 
 
-def test_plan_with_the_usual_share_counts_the_instances(machine: Machine) -> None:
-    """NVIDIA's rule by those that will be there; and whether a model fits beside itself, for a while."""
-    plan = plan_mps(
-        replace(MUST, active_thread_percentage="auto"), [ModelClients("a", 6), ModelClients("b", 30)], machine
-    )
-    assert plan.threads == 12.0
+def test_plan_by_models_limits_each_by_itself(machine: Machine) -> None:
+    """The daemon limits none; and whether a model fits beside itself, for a while."""
+    wanted = [ModelClients("a", 6, max_rows=8, is_merged=True), ModelClients("b", 30, is_checked=True)]
+    plan = plan_mps(replace(MUST, active_thread_percentage="auto"), wanted, machine)
+    assert (plan.threads, [model.threads for model in plan.models]) == (0.0, [0.0, 12.0])
     assert plan.has_room_beside("a")
     assert not plan.has_room_beside("b")
 
@@ -123,6 +126,33 @@ def test_cards_that_cuda_is_not_shown_are_not_counted(machine: Machine) -> None:
 
 def settings(mps: str, engine: str = "auto", **more: object) -> Settings:
     return read_settings({"mps": mps, "engine": engine, **more}, environ={})
+
+
+def test_clients_of_a_model_are_described_by_its_config_and_the_settings(tmp_path: Path) -> None:
+    """Its largest batch, who forms it, whether it checks its answers, its own limit; bad options count as none."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    tensors = (
+        "input [{ name: 'x' data_type: TYPE_FP32 dims: [3] }] output [{ name: 'y' data_type: TYPE_FP32 dims: [1] }]"
+    )
+    text = f"backend: 'torch' max_batch_size: 8 {tensors} instance_group [{{ count: 3 kind: KIND_GPU }}]"
+
+    def of(more: str = "", **batching: str) -> list[ModelClients]:
+        (folder / "config.pbtxt").write_text(text + more)
+        chosen = {"m": batching} if batching else {}
+        return model_clients(settings("on", "triton", model_repository=[str(tmp_path)], batching=chosen))
+
+    def parameter(name: str, value: str) -> str:
+        return f" parameters {{ key: '{name}' value {{ string_value: '{value}' }} }}"
+
+    assert of() == [ModelClients("m", 3, max_rows=8, is_checked=True)]
+    merged = ModelClients("m", 3, max_rows=8, is_merged=True, is_checked=True)
+    assert of(" dynamic_batching { }") == [merged]
+    assert of(batch_owner="gateway", max_batch_size="4") == [replace(merged, max_rows=4)]
+    assert of(parameter("check-answers", "0") + parameter("active-thread-percentage", "25")) == [
+        ModelClients("m", 3, max_rows=8, threads=25)
+    ]
+    assert of(parameter("batch_owner", "everyone")) == [ModelClients("m", 3)]
 
 
 def test_sharing_where_no_triton_is_started_is_refused_or_left_out() -> None:
@@ -246,7 +276,8 @@ async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_POLL_S", 0.05)
     runs = machine.program.rpartition("/bin/")[0]
     one = Stack()
-    plan = plan_mps(MUST, [], machine)
+    crowd = ModelClients("crowd", 8, is_checked=True)
+    plan = replace(plan_mps(MUST, [], machine), models=plan_models([crowd], 1, limit=None))
     with claimed_options(tmp_path) as (run_dir, options):
         one.engine_id = run_dir.engine_id
         one.sharing = MpsSharing(plan, lambda: claim_run_directory(Path(runs, "runs"))[0])
@@ -264,6 +295,18 @@ async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await task
         await one.sharing.aclose()
         reap(one.engine_id)
+
+
+async def test_models_find_their_limits_and_status_the_plan(stack: Stack) -> None:
+    """Triton's models inherit the limits; a line about each stands beside the pipes, also after a new daemon."""
+    pids = processes_with_mark(f"{ENGINE_ID_VARIABLE}={stack.engine_id}")
+    assert pids
+    assert pids == processes_with_mark(f"{THREADS_VARIABLE}=crowd=12")
+    line = "crowd: 8 processes, 12 % of the threads each: 8 processes with single rows share the GPU\n"
+    assert (stack.pipes / PLAN_FILE).read_text() == line
+    assert stack.sharing is not None
+    await stack.sharing._daemon.stop()
+    assert (stack.pipes / PLAN_FILE).read_text() == line
 
 
 async def test_fault_of_a_client_restarts_all_once_the_server_takes_them_again(stack: Stack) -> None:

@@ -9,7 +9,6 @@ from penstock.gpu.mps.control import ServerState, pids_of, state_of
 from penstock.gpu.mps.limits import (
     ModelClients,
     client_limit,
-    default_percentage,
     memory_by_card,
     memory_limit_error,
     read_percentage,
@@ -77,17 +76,6 @@ def test_memory_limits_are_for_every_card_or_for_those_named(text: str, limits: 
     """Of two cards."""
     assert memory_limit_error(text) == ""
     assert memory_by_card(text, 2) == limits
-
-
-@pytest.mark.parametrize(
-    ("counts", "percent"),
-    [([], 0.0), ([1], 0.0), ([2], 0.0), ([3], 50.0), ([8], 25.0), ([11], 12.0), ([8, 8], 12.0), ([47], 12.0)],
-)
-def test_usual_share_of_the_threads_is_nvidias_rule_in_halves(counts: list[int], percent: float) -> None:
-    """100 / (n / 2) percent for n clients, down to 50, 25, 12 and no less; two or fewer have all."""
-    assert default_percentage([ModelClients(str(i), count) for i, count in enumerate(counts)], 1) == percent
-    on_two = [ModelClients("a", 8, (0,)), ModelClients("b", 4, (1,))]
-    assert default_percentage(on_two, 2) == 25.0
 
 
 @pytest.mark.parametrize("said", ["much", "101", -1, None, "nan"])

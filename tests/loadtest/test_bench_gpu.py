@@ -224,8 +224,11 @@ def test_copies_of_the_model_have_the_instances_and_batches_of_their_mode(tmp_pa
     assert (one.instance_group[0].count, one.instance_group[0].kind) == (1, kinds.KIND_GPU)
     assert one.parameters["batches-in-flight"].string_value == "2"
     assert one.parameters["precision"].string_value == "fp16"
-    wanted = Variant("b", instances=3, max_batch_size=128, has_dynamic_batching=True, buckets=(1, 128))
+    parameters = (("fuse", "0"),)
+    wanted = Variant("b", 3, 128, has_dynamic_batching=True, buckets=(1, 128), delay_us=250, parameters=parameters)
     batched = variant(wanted, is_gpu=False)
+    assert batched.dynamic_batching.max_queue_delay_microseconds == 250
+    assert batched.parameters["fuse"].string_value == "0"
     assert (batched.max_batch_size, batched.HasField("dynamic_batching")) == (128, True)
     assert (batched.instance_group[0].count, batched.instance_group[0].kind) == (3, kinds.KIND_CPU)
     assert batched.parameters["batch-buckets"].string_value == "1;128"

@@ -140,6 +140,7 @@ class Variant:
     """How a copy differs. instances: of the model. max_batch_size: its own, and of its CUDA graphs.
 
     buckets: sizes of the CUDA graphs; the backend's choice where empty. in_flight: batches of an instance.
+    delay_us: that Triton's batcher waits for more requests. parameters: of the torch backend, more.
     """
 
     name: str
@@ -148,6 +149,8 @@ class Variant:
     has_dynamic_batching: bool = False
     buckets: tuple[int, ...] = ()
     in_flight: int = 1
+    delay_us: int = 0
+    parameters: tuple[tuple[str, str], ...] = ()
 
 
 def write_variant(source: Path, repository: Path, variant: Variant, *, is_gpu: bool) -> None:
@@ -183,10 +186,14 @@ def _changed(config: model_config_pb2.ModelConfig, variant: Variant, *, is_gpu: 
         changed.parameters.pop(name, None)
     if variant.has_dynamic_batching and changed.max_batch_size:
         changed.dynamic_batching.SetInParent()
+        changed.dynamic_batching.max_queue_delay_microseconds = variant.delay_us
     if variant.buckets and changed.max_batch_size:
         changed.parameters["batch-buckets"].string_value = ";".join(map(str, variant.buckets))
     if variant.in_flight > 1 and changed.backend == "torch":
         changed.parameters["batches-in-flight"].string_value = str(variant.in_flight)
+    if changed.backend == "torch":
+        for name, value in variant.parameters:
+            changed.parameters[name].string_value = value
     return changed
 
 

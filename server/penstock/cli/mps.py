@@ -22,7 +22,7 @@ from penstock.gpu.mps.control import (
     daemon_listens,
     find_program,
 )
-from penstock.gpu.mps.daemon import start_background, stop_background
+from penstock.gpu.mps.daemon import PLAN_FILE, start_background, stop_background
 from penstock.gpu.mps.limits import client_limit, memory_limit_error, unlimited
 from penstock.gpu.nvml import NvmlReading, read_cards
 from penstock.gpu.telemetry.cards import process_name
@@ -39,12 +39,16 @@ Directory = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class MpsView:
-    """One daemon's status. client_limit: per GPU; 0 if no GPU answers. loads: of the GPUs, from NVML."""
+    """One daemon's status. client_limit: per GPU; 0 if no GPU answers. loads: of the GPUs, from NVML.
+
+    models: a line about each model of the stack that runs the daemon.
+    """
 
     directory: str
     status: DaemonStatus
     client_limit: int
     loads: tuple[CardLoad, ...] = ()
+    models: tuple[str, ...] = ()
 
     def load_of(self, pid: int) -> ProcessLoad | None:
         """A client's GPU memory and time share, or None if NVML does not list it."""
@@ -107,7 +111,8 @@ def status(directory: Directory = None, as_json: AsJson = False) -> None:
         fail(NO_GPU, code=1)
     loads = _loads() if found and reading.cards else ()
     shown = [
-        MpsView(str(directory), asyncio.run(_sample_loads(directory)), _limit(reading), loads) for directory in found
+        MpsView(str(path), asyncio.run(_sample_loads(path)), _limit(reading), loads, _planned_models(path))
+        for path in found
     ]
     if as_json:
         print_json({"daemons": [_as_object(one) for one in shown]})
@@ -149,6 +154,7 @@ def lines_of(shown: MpsView) -> list[str]:
     limit = f", at most {shown.client_limit} a card" if shown.client_limit else ""
     threads = "" if status.threads is None else f", {status.threads:g} % of the threads for a client by default"
     lines = [f"{shown.directory}: up, {len(status.clients)} clients{limit}{threads}"]
+    lines += [f"  model {one_line(text)}" for text in shown.models]
     lines += [f"  {text}" for card in shown.loads if (text := _card_text(card))]
     for server in status.servers:
         lines.append(f"  server {server.pid}: {server.state}")
@@ -182,6 +188,7 @@ def _as_object(shown: MpsView) -> dict[str, object]:
         "reason": status.reason,
         "active_thread_percentage": status.threads,
         "client_limit": shown.client_limit or None,
+        "models": list(shown.models),
         "servers": servers,
     }
 
@@ -191,6 +198,13 @@ def _client_object(shown: MpsView, pid: int) -> dict[str, object]:
     load = shown.load_of(pid) or ProcessLoad(pid, "")
     shares = {"memory_bytes": load.memory_bytes, "time_share": load.time_share}
     return {"pid": pid, "name": process_name(pid), **shares}
+
+
+def _planned_models(directory: Path) -> tuple[str, ...]:
+    try:
+        return tuple((directory / PLAN_FILE).read_text(encoding="utf-8", errors="replace").splitlines())
+    except OSError:
+        return ()
 
 
 def _loads() -> tuple[CardLoad, ...]:

@@ -79,7 +79,7 @@ FLAGS: dict[str, Any] = {
     ],
     "mps_active_thread_percentage": Annotated[
         str | None,
-        typer.Option(help="percent of a card's threads for an MPS client; 0 for all; auto: by the instances [0]"),
+        typer.Option(help="percent of a card's threads for an MPS client; 0 for all; auto: by the models [0]"),
     ],
     "mps_pinned_memory": Annotated[
         str | None, typer.Option(help="of a card's memory for an MPS client, 4G, or by card 0=4G,1=2G [all]")

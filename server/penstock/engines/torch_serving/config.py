@@ -8,6 +8,7 @@ fuse             0 or 1                    default 1: folds normalisation into c
                                            ReLU and sums by cuDNN, if that answers correctly at load
 event-wait       block or spin             default block; spin uses a core per instance while it waits for the GPU
 check-answers    0 or 1                    default 1: where MPS limits the SMs, compares answers at load with the CPU's
+active-thread-percentage 1 to 100          default: all, or what `penstock up` chose; of the GPU, per instance; MPS only
 batches-in-flight 1 or 2                   default 1; 2: begins a batch while the one before is computed
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
 infer-dims       3;224;224                 the network's input, with image-decoder engine
@@ -15,7 +16,7 @@ infer-dims       3;224;224                 the network's input, with image-decod
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -207,6 +208,7 @@ _KNOWN = (
     "fuse",
     "event-wait",
     "check-answers",
+    "active-thread-percentage",
     "batches-in-flight",
     "image-decoder",
     "infer-dims",
@@ -253,6 +255,7 @@ class EngineSpec:
     waits_blocking: bool = False
     batches_in_flight: int = 1
     checks_answers: bool = True
+    thread_percentage: int | None = None  # of the GPU's threads under MPS, per instance; None: not set
     pictures: PictureSpec | None = None  # requests have encoded pictures
     file_name: str = MODEL_FILE
 
@@ -283,6 +286,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
         is_fused=parameters.flag("fuse", default=True),
         waits_blocking=_waits_blocking(parameters),
         checks_answers=parameters.flag("check-answers", default=True),
+        thread_percentage=_thread_percentage(parameters),
         batches_in_flight=_batches_in_flight(parameters, pictures),
         pictures=pictures,
         file_name=str(config.get("default_model_filename") or MODEL_FILE),
@@ -318,9 +322,28 @@ def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) ->
     return value
 
 
+def _thread_percentage(parameters: _Parameters) -> int | None:
+    value = parameters.text("active-thread-percentage")
+    if value and not (value.isascii() and value.isdigit() and 1 <= int(value) <= 100):
+        raise TorchLoadError(f"parameter active-thread-percentage is '{value}': say a whole number from 1 to 100")
+    return int(value) if value else None
+
+
 def _waits_blocking(parameters: _Parameters) -> bool:
     """Spinning saves microseconds, but uses one core per instance while the GPU works."""
     return parameters.one_of("event-wait", ("block", "spin"), "block") == "block"
+
+
+THREADS_VARIABLE = "PENSTOCK_MPS_THREADS"  # "MODEL=PERCENT MODEL=PERCENT", set by `penstock up`
+
+
+def thread_percentage(spec: EngineSpec, environ: Mapping[str, str]) -> int | None:
+    """Percentage of the GPU's threads for an instance: the model's own setting, else what `penstock up` chose."""
+    if spec.thread_percentage is not None:
+        return spec.thread_percentage
+    chosen = dict(pair.rpartition("=")[::2] for pair in environ.get(THREADS_VARIABLE, "").split())
+    percentage = chosen.get(spec.model, "")
+    return int(percentage) if percentage.isdigit() else None
 
 
 def instance_count(config: Config) -> int:

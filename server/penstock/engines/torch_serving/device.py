@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .config import Config, EngineSpec, TorchLoadError, TorchRequestError, instance_count
+from .config import Config, EngineSpec, TorchLoadError, TorchRequestError, instance_count, thread_percentage
 from .dtypes import WIRE_TYPES
 from .instance import Instance, Reader, Runner, TorchRequest
 from .program import Loaded, load_program
@@ -47,6 +47,7 @@ def _array(rows: Any) -> Any:
 
 _EXIT_DELAY_S = 0.5  # lets the faulty batch's responses reach Triton
 _BROKEN_CONTEXT_EXIT = 70
+THREAD_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 # A cuBLAS workspace on Hopper is 32 MiB by default: 1.5 GiB for 47 processes.
 _SMALL_WORKSPACE = ":4096:2:16:8"
 
@@ -72,7 +73,7 @@ class OpenedInstance:
 
 def open_instance(folder: Path, spec: EngineSpec, placement: InstanceDevice) -> OpenedInstance:
     """The instance of the program in a version's folder. Raises TorchLoadError."""
-    device = _device(placement)
+    device = _device(placement, spec)
     loaded = load_program(folder / spec.file_name, spec, device)
     runner: Runner
     if spec.has_cuda_graphs:
@@ -85,11 +86,13 @@ def open_instance(folder: Path, spec: EngineSpec, placement: InstanceDevice) -> 
     return OpenedInstance(instance, loaded.note, facts, enter_thread)
 
 
-def _device(placement: InstanceDevice) -> Any:
+def _device(placement: InstanceDevice, spec: EngineSpec) -> Any:
     if not placement.is_gpu:
         torch.set_num_threads(max(1, available_cores() // instance_count(placement.config)))
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _SMALL_WORKSPACE)
+    if percentage := thread_percentage(spec, os.environ):
+        os.environ[THREAD_PERCENTAGE] = str(percentage)  # CUDA reads it at this process's first call
     if not torch.cuda.is_available():
         raise TorchLoadError("the instance is on a GPU and PyTorch sees none: KIND_CPU runs it on the CPU")
     device = torch.device("cuda", placement.device_id)

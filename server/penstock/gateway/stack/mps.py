@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from penstock.engines.run_directory import ENGINE_ID_VARIABLE, RunDirectory, reap
+from penstock.engines.torch_serving.config import THREADS_VARIABLE
 from penstock.engines.triton import launch as triton_launch
 from penstock.engines.triton.runtime import Launch
 from penstock.engines.triton.supervisor import EngineState, EngineStatus
@@ -23,8 +24,9 @@ from penstock.gpu.mps.control import (
     daemon_listens,
     find_program,
 )
-from penstock.gpu.mps.daemon import Daemon, DaemonProcess, ForeignDaemon, OwnDaemon, server_program
-from penstock.gpu.mps.limits import AUTO, VOLTA, ModelClients, default_percentage, too_many_clients, unlimited
+from penstock.gpu.mps.daemon import PLAN_FILE, Daemon, DaemonProcess, ForeignDaemon, OwnDaemon, server_program
+from penstock.gpu.mps.limits import AUTO, VOLTA, ModelClients, too_many_clients, unlimited
+from penstock.gpu.mps.planner import ModelPlan, plan_models
 from penstock.gpu.mps.recovery import EngineObservation
 from penstock.gpu.mps.supervisor import EngineHandle, MpsSupervisor, processes_using_gpu, processes_with_mark
 from penstock.gpu.nvml import NvmlReading, read_cards
@@ -45,7 +47,7 @@ class MpsRequest:
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """How MPS is started. is_foreign: external daemon. threads: active thread percentage, 0 for no limit."""
+    """How MPS is started. is_foreign: external daemon. threads: percentage of every client, 0 for no limit."""
 
     request: MpsRequest
     program: str
@@ -53,6 +55,7 @@ class MpsPlan:
     threads: float
     wanted: tuple[ModelClients, ...]
     reading: NvmlReading
+    models: tuple[ModelPlan, ...] = ()
 
     def has_room_beside(self, model: str) -> bool:
         """Whether its GPUs have room for the model a second time."""
@@ -99,16 +102,15 @@ def plan_mps(request: MpsRequest, wanted: Sequence[ModelClients], machine: Machi
     else:
         _check_own(request, machine)
     percentage = request.active_thread_percentage
-    threads = (
-        default_percentage(wanted, len(machine.reading.cards)) if percentage == AUTO and not is_foreign else percentage
-    )
+    limit = None if percentage == AUTO else percentage
     return MpsPlan(
         replace(request, directory=directory),
         machine.program,
         is_foreign,
-        0.0 if threads == AUTO else threads,
+        limit or 0.0,
         tuple(wanted),
         machine.reading,
+        plan_models(wanted, len(machine.reading.cards), limit=limit),
     )
 
 
@@ -172,7 +174,18 @@ class MpsSharing:
         must_attach = self.is_must and bool(self.plan.wanted)
         supervisor = MpsSupervisor(self._daemon, engine, must_attach=must_attach)
         await supervisor.start()
+        self._publish_models()
         self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
+
+    def _publish_models(self) -> None:
+        """Logs the plan of each model, and writes it beside our daemon's pipes for `penstock mps status`."""
+        for model in self.plan.models:
+            log.info("MPS plan", model=model.model, plan=model.line)
+        if self._run_dir is not None:
+            try:
+                (self.directory / PLAN_FILE).write_text("".join(f"{model.line}\n" for model in self.plan.models))
+            except OSError as error:
+                log.warning("penstock mps status will not show the models", reason=error.strerror)
 
     async def until_clients_may_start(self) -> None:
         """Returns when the engine may start."""
@@ -181,7 +194,11 @@ class MpsSharing:
 
     def shared(self, launch: Launch) -> Launch:
         """The launch with the environment of an MPS client, which child processes inherit."""
-        return replace(launch, env=self._daemon.options.client_environ(launch.env))
+        environ = self._daemon.options.client_environ(launch.env)
+        limits = [f"{one.model}={one.threads:g}" for one in self.plan.models if one.threads]
+        if limits and not self.plan.threads:
+            environ[THREADS_VARIABLE] = " ".join(limits)
+        return replace(launch, env=environ)
 
     async def aclose(self) -> None:
         """Stops our daemon and its clients. May be called again."""
@@ -190,6 +207,7 @@ class MpsSharing:
             await asyncio.wait({self.task})
         await self._daemon.stop()
         if self._run_dir is not None:
+            (self.directory / PLAN_FILE).unlink(missing_ok=True)
             self._run_dir.release()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.engines.call_options import HeaderFileError, read_header_file
-from penstock.engines.config_pbtxt import gpu_instances
+from penstock.engines.config_pbtxt import gpu_instances, read_config
 from penstock.engines.run_directory import RunDirectory, RunDirectoryRefused, claim_run_directory
 from penstock.engines.triton.endpoints import pick_free_ports
 from penstock.engines.triton.runtime import (
@@ -21,6 +21,7 @@ from penstock.engines.triton.runtime import (
 from penstock.gateway.audit import AuditLog, AuditLogError
 from penstock.gateway.auth.access_file import AccessFileError, AccessRules, EmptyAccessFile, read_access_file
 from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
+from penstock.gateway.batching.options import NO_OPTIONS, OptionTexts, read_options
 from penstock.gateway.settings import Settings
 from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_mps, this_machine
 from penstock.gateway.workers.running_stacks import run_folders, running_stacks
@@ -29,7 +30,9 @@ from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
 from penstock.logs import get_logger
 from penstock.network import PortTaken, bind, bind_all
+from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.extensions import ExtensionError
+from penstock.protocol.inference import BatchOwner
 from penstock.tls import Certificates, TlsFileError
 
 log = get_logger("stack")
@@ -133,7 +136,7 @@ def choose_mps(choice: EngineChoice) -> EngineChoice:
         request = MpsRequest(
             is_must, settings.mps_directory, settings.mps_active_thread_percentage, settings.mps_pinned_memory
         )
-        plan = plan_mps(request, _model_clients(settings), this_machine())
+        plan = plan_mps(request, model_clients(settings), this_machine())
     except MpsUnavailable as error:
         if is_must:
             raise CannotStart(str(error)) from error
@@ -142,14 +145,34 @@ def choose_mps(choice: EngineChoice) -> EngineChoice:
     return replace(choice, settings=settings.model_copy(update={"mps": "on"}), mps=plan)
 
 
-def _model_clients(settings: Settings) -> list[ModelClients]:
+def model_clients(settings: Settings) -> list[ModelClients]:
     """GPU processes of the models to load. Unreadable configs count as none."""
     return [
-        ModelClients(config.parent.name, row.count, row.cards)
+        client
         for repository in settings.repositories
         for config in sorted(repository.glob("*/config.pbtxt"))
         if settings.models is None or config.parent.name in settings.models
-        for row in gpu_instances(config)
+        for client in _clients_of(config, settings.batching.get(config.parent.name, NO_OPTIONS))
+    ]
+
+
+def _clients_of(path: Path, batching: OptionTexts) -> list[ModelClients]:
+    rows = [ModelClients(path.parent.name, row.count, row.cards) for row in gpu_instances(path)]
+    try:
+        config = read_config(path)
+        options = read_options(config, batching)
+    except InvalidRequest:  # it is reported when the model is loaded
+        return rows
+    own = config.parameters.get("active-thread-percentage", "")
+    return [
+        replace(
+            row,
+            max_rows=options.max_batch_size,
+            is_merged=options.owner is not BatchOwner.OFF and options.max_batch_size > 1,
+            is_checked=config.backend == "torch" and config.parameters.get("check-answers", "1") != "0",
+            threads=int(own) if own.isdecimal() else 0,
+        )
+        for row in rows
     ]
 
 

@@ -20,6 +20,7 @@ from penstock.gpu.mps.control import (
 )
 from penstock.gpu.mps.limits import memory_by_card
 
+PLAN_FILE = "models"  # a line about each model of the stack, for `penstock mps status`
 STALE_FILES = ("control", "control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.pid")
 FOREIGN_START_TIMEOUT_S = 30.0
 _POLL_S = 0.05
@@ -248,6 +249,7 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
     if control.listens:
         raise MpsError(f"an MPS daemon runs in {options.directory} already; penstock mps status shows it")
     prepare_directory(options.directory)
+    (options.directory / PLAN_FILE).unlink(missing_ok=True)  # of a stack that was killed
     start_log = options.directory / "logs" / "start.log"  # a pipe would stay open as long as the daemon lives
     with start_log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

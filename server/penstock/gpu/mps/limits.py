@@ -14,19 +14,29 @@ from penstock.gpu.nvml import GpuDevice, NvmlReading
 
 VOLTA = (7, 0)
 AUTO: Final = "auto"
-_SHARES = (50.0, 25.0, 12.0)  # percent
-_TOTAL_SHARE = 200.0  # percent, sum over all clients
 TRITON_CLIENTS = 1  # Triton's own process may have a context, besides its models' processes
 _MEMORY = re.compile(r"([0-9]+=)?[1-9][0-9]*[MG]?")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClients:
-    """The number of a model's processes on each card. cards: indexes; empty for all."""
+    """The number of a model's processes on each card. cards: indexes; empty for all.
+
+    max_rows: largest batch of a process. is_merged: the gateway or Triton forms batches. is_checked: the process
+    compares its answers with the CPU's if it gets a part of the SMs. threads: percentage in config.pbtxt, 0 for none.
+    """
 
     model: str
     count: int
     cards: tuple[int, ...] = ()
+    max_rows: int = 1
+    is_merged: bool = False
+    is_checked: bool = False
+    threads: int = 0
+
+    def is_on(self, card: int) -> bool:
+        """Whether it has processes on the card."""
+        return not self.cards or card in self.cards
 
 
 def client_limit(capability: tuple[int, int], cuda: tuple[int, int] | None) -> int:
@@ -42,7 +52,7 @@ def too_many_clients(wanted: Iterable[ModelClients], reading: NvmlReading) -> st
     for index, card in enumerate(reading.cards):
         counts: Counter[str] = Counter()
         for row in models:
-            counts[row.model] += row.count if not row.cards or index in row.cards else 0
+            counts[row.model] += row.count if row.is_on(index) else 0
         total, limit = counts.total() + TRITON_CLIENTS, client_limit(card.capability, reading.cuda)
         if total > limit:
             largest, _ = counts.most_common(1)[0]
@@ -73,22 +83,6 @@ def read_percentage(text: object) -> float | Literal["auto"]:
     if not 0.0 <= share <= 100.0:
         raise ValueError("it takes a percentage up to 100, 0 for no limit, or auto")
     return share
-
-
-def default_percentage(wanted: Iterable[ModelClients], card_count: int) -> float:
-    """NVIDIA's rule for n clients of the fullest card: 100 / (n / 2) percent of its threads; 0 for no limit.
-
-    Only 50, 25 or 12 percent: with other numbers of an H200's SMs, cuDNN returned wrong results
-    (torch_serving/trial.py).
-    """
-    models = tuple(wanted)
-    most = max(
-        (sum(row.count for row in models if not row.cards or index in row.cards) for index in range(card_count)),
-        default=0,
-    )
-    if most <= 2:
-        return 0.0
-    return next((step for step in _SHARES if step * most <= _TOTAL_SHARE), _SHARES[-1])
 
 
 def memory_limit_error(text: str) -> str:

@@ -1,0 +1,82 @@
+"""Plans the thread limits of the processes that share a GPU under MPS, and says how many processes a model needs.
+
+Measured with ResNet-50 FP16 (cuDNN's fused calls) on an H200 with 132 SMs, images/s, one image a request and one
+process a client, 8 / 16 / 47 clients: no MPS 2,005 / 2,003 / 1,998; MPS 5,038 / 4,822 / 4,694; MPS with 12 % of the
+threads each 6,869 / 10,267 / 10,576. One client alone: 1,615 without a limit, 1,231 with 12 %.
+
+Both follow from the kernels that cuDNN selects. For a process that sees all SMs it splits the work of one image over
+the whole GPU: the fastest way for one client, but with several clients these kernels wait for each other. For 16 SMs
+it selects kernels that need a sixth of the SM time for an image. So a limit helps if many processes run single rows,
+and takes threads from everybody else: a batch of 8 or more fills the GPU by itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.gpu.mps.limits import ModelClients
+
+# Processes with single rows on one card, and the percentage for each. With other numbers of an H200's SMs cuDNN
+# returned wrong results (torch_serving/trial.py).
+_LIMITS = ((8, 12.0), (4, 25.0))
+MERGED_PROCESSES = 2  # of a model with merged requests: one prepares a batch while the other's runs
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """threads: percentage of the GPU's for each process, 0 for no limit. enough: processes that the model needs."""
+
+    model: str
+    processes: int
+    threads: float
+    reason: str
+    enough: int
+
+    @property
+    def line(self) -> str:
+        """For the log and `penstock mps status`."""
+        threads = f"{self.threads:g} % of the threads each" if self.threads else "all threads"
+        advice = f"; {self.enough} are enough (count in instance_group)" if self.enough < self.processes else ""
+        return f"{self.model}: {self.processes} process{'es' * (self.processes > 1)}, {threads}: {self.reason}{advice}"
+
+
+def plan_models(wanted: Iterable[ModelClients], card_count: int, *, limit: float | None) -> tuple[ModelPlan, ...]:
+    """A plan for each model, by name. limit: percentage for every client, 0 for no limit, None to choose by model."""
+    rows = tuple(wanted)
+    single = [
+        sum(row.count for row in rows if row.is_on(card) and row.max_rows == 1 and not row.is_merged)
+        for card in range(card_count)
+    ]
+    return tuple(_planned(group, single, limit) for group in _by_model(rows))
+
+
+def _by_model(rows: Sequence[ModelClients]) -> list[list[ModelClients]]:
+    names = sorted({row.model for row in rows})
+    return [[row for row in rows if row.model == name] for name in names]
+
+
+def _planned(rows: Sequence[ModelClients], single: Sequence[int], limit: float | None) -> ModelPlan:
+    first, cards = rows[0], range(len(single))
+    processes = max((sum(row.count for row in rows if row.is_on(card)) for card in cards), default=0)
+    enough = min(processes, MERGED_PROCESSES) if first.is_merged else processes
+    if first.threads:
+        return ModelPlan(first.model, processes, first.threads, "set in config.pbtxt", enough)
+    if limit is not None:
+        reason = "set for every client" if limit else "no limit is set"
+        return ModelPlan(first.model, processes, limit, reason, enough)
+    beside = max((single[card] for card in cards if any(row.is_on(card) for row in rows)), default=0)
+    threads, reason = _choice(first, beside)
+    return ModelPlan(first.model, processes, threads, reason, enough)
+
+
+def _choice(row: ModelClients, beside: int) -> tuple[float, str]:
+    """The percentage and its reason. beside: processes with single rows on its fullest card, its own included."""
+    if row.is_merged:
+        return 0.0, f"batches of up to {row.max_rows} fill the GPU"
+    if row.max_rows > 1:
+        return 0.0, f"a request may have {row.max_rows} rows"
+    if not row.is_checked:
+        return 0.0, "only backend torch checks its answers with a limit"
+    threads = next((percent for count, percent in _LIMITS if beside >= count), 0.0)
+    if not threads:
+        return 0.0, f"only {beside} process{'es' * (beside > 1)} with single rows share the GPU"
+    return threads, f"{beside} processes with single rows share the GPU"
