@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.gpu.telemetry.reader import has_driver
 from tests.cli.conftest import Call, StandIn
 from tests.models.add.test_add import write_yolox
 from tests.models.inspect.made_models import constant_model
@@ -48,6 +49,25 @@ def test_add_as_json_is_one_object_a_model_and_nothing_else(penstock: Call, tmp_
         ("b", "yolox", 8, True),
     ]
     assert "will be loaded at the next `penstock up`" in rows[0]["state"]
+
+
+def test_add_on_the_cpu_writes_and_says_so(penstock: Call, tmp_path: Path) -> None:
+    """--on cpu fixes the device in config.pbtxt, and the JSON has device, precision and reason."""
+    answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--on", "cpu", "--no-load", "--json")
+    assert answer.exit_code == 0, answer.stderr
+    placement = json.loads(answer.stdout)["placement"]
+    assert (placement["device"], placement["precision"]) == ("cpu", "fp32")
+    assert placement["why"] == "runs on the CPU, as demanded"
+    assert "kind: KIND_CPU" in (home() / "models" / "m" / "config.pbtxt").read_text()
+
+
+@pytest.mark.skipif(has_driver(), reason="there is an NVIDIA driver")
+def test_demanded_gpu_that_is_not_here_adds_nothing(penstock: Call, tmp_path: Path) -> None:
+    """--on gpu without a GPU is a failure with the reason, and no folder is left."""
+    answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--on", "gpu", "--no-load")
+    assert answer.exit_code == 1
+    assert "--on gpu is not possible: there is no NVIDIA GPU here" in answer.stderr
+    assert not (home() / "models" / "m").exists()
 
 
 def test_what_is_assumed_is_a_note_and_in_the_models_page(penstock: Call, tmp_path: Path) -> None:
@@ -99,6 +119,7 @@ def test_gateway_that_does_not_load_it_is_a_failure_with_the_reason(
         (("{file}", "--parameter", "nms-iou-treshold=0.3"), "did you mean 'nms-iou-threshold'?"),
         (("{file}", "--skeleton", "a-b"), "pairs of keypoint numbers"),
         (("{file}", "--picture", "nosuch.jpg"), "there is no file nosuch.jpg"),
+        (("{file}", "--on", "cpu", "--precision", "fp16"), "--precision fp16 needs --on gpu"),
     ],
 )
 def test_flag_that_cannot_be_is_one_sentence(penstock: Call, tmp_path: Path, words: tuple[str, ...], why: str) -> None:

@@ -36,7 +36,8 @@ from penstock.models.added_folder import CannotAdd
 from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_answers
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.placed_model import ON_CPU, Device, PlacedModel, Placement, PreparedPicture
+from penstock.models.placement.choice import ON_CPU, Device, Placement
+from penstock.models.placement.placed_model import PlacedModel, PreparedPicture
 from penstock.protocol.vision_results import VisionResult
 
 CHUNK = 256  # pictures that are prepared at once

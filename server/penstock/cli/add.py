@@ -21,10 +21,12 @@ from penstock.cli.gateway_client import (
 from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
 from penstock.cli.terminal import AsJson, fail, print_failure, print_json, program_name, progress_bar, stoppable
+from penstock.engines.ort_serving.placement import Precision
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
 from penstock.models.model_folder import is_disk_full, repository_of
+from penstock.models.placement.choice import Device, PlacementChoice, PlacementWish, unfulfillable
 from penstock.protocol.errors import GatewayUnreachable, InferenceError
 from penstock.protocol.model_addition import AddFailure, ModelAdded, OpenQuestion
 
@@ -45,11 +47,13 @@ class AddReport(ModelAdded, kw_only=True):
     """One added model. state: in the running gateway, or why not loaded.
 
     rows_per_s: rate of the network on one core, by batch size. golden: whether a golden answer was recorded.
-    batch_error: the engine's message if a batch did not run.
+    batch_error: the engine's message if a batch did not run. placement: where it runs and the trials; null if only the
+    engine decides that.
     """
 
     folder: str
     batch_error: str
+    placement: PlacementChoice | None
     rows_per_s: dict[int, float]
     golden: bool
 
@@ -76,6 +80,12 @@ def add(
     api_key: ApiKey = "",
     home: Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="print only JSON, one object per model")] = False,
+    on: Annotated[
+        Device | None, typer.Option("--on", help="run it there [the GPU if it is faster and gives the same answers]")
+    ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="on the GPU [fp16 if it is faster and gives the same answers]")
+    ] = None,
     origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
@@ -85,8 +95,11 @@ def add(
     """
     from penstock.models.add import AddOptions
 
+    wish = PlacementWish(on, precision)
+    if why := unfulfillable(wish):
+        fail(why)
     options = AddOptions(
-        flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin
+        flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin, wish=wish
     )
     settings = settings_or_fail(home)
     gateway = gateway_of(url, api_key) if load else None
@@ -261,6 +274,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
         max_batch_size=added.batches.max_rows,
         batches=added.batches.why,
         batch_error=added.batches.error,
+        placement=added.placement,
         evidence=(*recognition.evidence, *trial.evidence),
         warnings=(
             *(f"assumed: {sentence}" for sentence in recognition.assumptions),
@@ -289,6 +303,8 @@ def _print(report: AddReport, place: AddContext, *, is_loaded: bool) -> None:
         line(f"  speed: {report.rows_per_s[fastest]:.0f} pictures/s on one core, {fastest} per call")
     rows = f"up to {report.max_batch_size} pictures per call" if report.max_batch_size else "one picture per call"
     line(f"  batches: {rows}; {report.batches}")
+    if report.placement is not None:
+        line(f"  {report.placement.why}")
     for sentence in report.warnings:
         line(f"  note: {sentence}")
     if not place.is_serving:

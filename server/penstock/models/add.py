@@ -13,6 +13,8 @@ from penstock.models.added_folder import ADDED_BY, ONNX_FILE, Batches, CannotAdd
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file, memory_limit_bytes
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
+from penstock.models.placement.choice import CannotPlace, PlacementChoice, PlacementWish, demanded
+from penstock.models.placement.placing import place, why_no_gpu
 from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, model_file_of
 from penstock.process_limits import limited_memory
 from penstock.protocol.errors import InvalidRequest
@@ -33,12 +35,13 @@ class NotServable(CannotAdd):
 
 @dataclass(frozen=True, slots=True)
 class AddedModel:
-    """An added model. folder: in the repository."""
+    """An added model. folder: in the repository. placement: where it runs; None if only the engine decides that."""
 
     name: str
     folder: Path
     inspection: Inspection
     batches: Batches
+    placement: PlacementChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class AddOptions:
     allows_code: custom operators are accepted, and PyTorch programs, which can run any code, are run.
 
     may_replace: a model of that name that was added earlier is replaced. origin: of the file, for MODEL.md; its path if
-    empty.
+    empty. wish: where it must run.
     """
 
     hints: Hints
@@ -57,6 +60,7 @@ class AddOptions:
     allows_code: bool = False
     origin: str = ""
     limits: Limits = field(default_factory=Limits)
+    wish: PlacementWish = field(default_factory=PlacementWish)
 
 
 def name_from(source: Path) -> str:
@@ -91,6 +95,9 @@ def add_model(
     _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     on_stage("inspecting")
     file = model_file_of(source) if source.is_dir() else source
+    has_config = (source / CONFIG_FILE).is_file()
+    if demanded(options.wish) and has_config:
+        raise CannotAdd(f"{demanded(options.wish)} is for files: {source / CONFIG_FILE} says where its model runs")
     try:
         inspection = inspect_file(
             file, options.hints, options.limits, pictures=options.pictures, allows_code=options.allows_code
@@ -107,15 +114,32 @@ def add_model(
         with new_model_folder(home, name, lambda: on_stage(f"waiting for another command that makes {name}")) as staged:
             on_stage("testing batches")
             origin = options.origin or str(source.resolve())
-            fill = fill_from_folder if (source / CONFIG_FILE).is_file() else fill_folder
+            fill = fill_from_folder if has_config else fill_folder
             with limited_memory(memory_limit_bytes(options.limits, inspection.facts.size_bytes)):
-                batches = fill(staged, source if fill is fill_from_folder else file, name, inspection, origin=origin)
+                batches = fill(staged, source if has_config else file, name, inspection, origin=origin)
+            placement = None if has_config else _place(staged, inspection, batches, options, on_stage)
             _copy_picture(staged, options.pictures)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:
         needs_bytes = inspection.facts.size_bytes
         raise CannotAdd(disk_sentence(error, home, needs_bytes=needs_bytes)) from error
-    return AddedModel(name, repository_of(home) / name, inspection, batches)
+    return AddedModel(name, repository_of(home) / name, inspection, batches, placement)
+
+
+def _place(
+    staged: Path, inspection: Inspection, batches: Batches, options: AddOptions, on_stage: Callable[[str], None]
+) -> PlacementChoice | None:
+    if inspection.facts.file_format.is_torch:
+        if flags := demanded(options.wish):
+            raise CannotAdd(f"{flags} is for ONNX files: set the parameter precision of a PyTorch program's config")
+        return None
+    no_gpu = why_no_gpu()
+    if not no_gpu:
+        on_stage("trying the GPU")
+    try:
+        return place(staged, options.wish, pictures=options.pictures, rows=batches.best_rows, no_gpu=no_gpu)
+    except CannotPlace as error:
+        raise CannotAdd(str(error)) from error
 
 
 def remove_model(name: str, *, home: Path) -> Path:

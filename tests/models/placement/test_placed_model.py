@@ -8,7 +8,8 @@ import pytest
 from penstock.engines.config_pbtxt import read_proto
 from penstock.engines.ort_serving.placement import Precision
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.placed_model import ON_CPU, Device, PlacedModel, Placement, placed_config
+from penstock.models.placement.choice import ON_CPU, Device, Placement
+from penstock.models.placement.placed_model import PlacedModel, placed_config
 from penstock.protocol.vision_results import Detections
 from penstock.vision.decode import decode
 

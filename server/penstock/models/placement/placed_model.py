@@ -1,8 +1,7 @@
 """A model folder opened on one engine in one precision, as the embedded engine opens it, and its results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -13,9 +12,10 @@ from penstock.engines.embedded.loading import open_model
 from penstock.engines.embedded.model_version import OpenedVersion
 from penstock.engines.embedded.repository import ModelFolder
 from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError
-from penstock.engines.ort_serving.placement import CUDA, Precision
-from penstock.gateway.batching.merging import merge_rows
+from penstock.engines.ort_serving.placement import CUDA
+from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.models.inspect.trial_session import TrialFailed
+from penstock.models.placement.choice import Device, Placement
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
 from penstock.protocol.vision_results import VisionResult
@@ -28,27 +28,6 @@ from penstock.vision.spec import NetworkType
 
 PRECISION, THREADS, CHECKS = "precision", "intra_op_thread_count", "check-answers"  # parameters of config.pbtxt
 _KINDS = model_config_pb2.ModelInstanceGroup
-
-
-class Device(StrEnum):
-    """Where a model runs."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A device, and the type of the network's floats while it runs. Inputs and outputs keep their types."""
-
-    device: Device
-    precision: Precision = Precision.FP32
-
-    def __str__(self) -> str:
-        return f"the {self.device.upper()} in {self.precision.name}"
-
-
-ON_CPU = Placement(Device.CPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +57,7 @@ class PlacedModel:
                 "; ".join(facts.fallbacks) or f"the engine runs it on {facts.device} in {facts.precision}"
             )
         self.config = config_from_proto(self.version.config)
+        self._names = tuple(self.version.rules.outputs)
         self.card = _compared_card(card_from_config(self.config), folder)
 
     def prepare(self, decoded: DecodedImage) -> PreparedPicture:
@@ -87,27 +67,38 @@ class PlacedModel:
     def results(self, pictures: Sequence[PreparedPicture]) -> list[VisionResult]:
         """One result a picture, in as few calls as max_batch_size allows. Raises TrialFailed."""
         found: dict[int, VisionResult] = {}
-        names = tuple(self.version.rules.outputs)
-        calls = merge_rows(
-            [picture.array for picture in pictures],
-            declared_shape=self.card.input_shape,
-            max_batch_size=self.config.max_batch_size,
-        )
-        for call in calls:
-            geometries = [pictures[index].geometry for index in call.members]
-            sizes = size_tensors(self.card, geometries, has_batch_axis=call.has_batch_axis)
-            feed = {self.card.input_name: call.array, **{size.name: size.to_numpy() for size in sizes}}
+        for rows in self._merged(pictures):
+            geometries = [pictures[index].geometry for index in rows.members]
+            arrays = self._run(self._feed(rows, geometries))
+            tensors = tuple(tensor_from_numpy(name, array) for name, array in zip(self._names, arrays, strict=True))
+            response = InferResponse(self.config.name, "", tensors)
             try:
-                arrays = self.version.ort_model.run(names, feed)
-                tensors = tuple(tensor_from_numpy(name, array) for name, array in zip(names, arrays, strict=True))
-                response = InferResponse(self.config.name, "", tensors)
-                for row, (index, geometry) in enumerate(zip(call.members, geometries, strict=True)):
-                    found[index] = parse(self.card, response, row if call.has_batch_axis else None, geometry)
-            except OrtRequestError as error:
-                raise TrialFailed(str(error)) from error
+                for row, (index, geometry) in enumerate(zip(rows.members, geometries, strict=True)):
+                    found[index] = parse(self.card, response, row if rows.has_batch_axis else None, geometry)
             except InferenceError as error:
                 raise TrialFailed(error.message) from error
         return [found[index] for index in range(len(pictures))]
+
+    def call_of(self, pictures: Sequence[PreparedPicture]) -> Callable[[], object]:
+        """Runs the network on the pictures, which fit into one call; for measuring rates."""
+        (rows,) = self._merged(pictures)
+        feed = self._feed(rows, [picture.geometry for picture in pictures])
+        return lambda: self._run(feed)
+
+    def _merged(self, pictures: Sequence[PreparedPicture]) -> list[MergedRows]:
+        arrays = [picture.array for picture in pictures]
+        most = self.config.max_batch_size
+        return merge_rows(arrays, declared_shape=self.card.input_shape, max_batch_size=most)
+
+    def _feed(self, rows: MergedRows, geometries: Sequence[Geometry]) -> dict[str, Array]:
+        sizes = size_tensors(self.card, geometries, has_batch_axis=rows.has_batch_axis)
+        return {self.card.input_name: rows.array, **{size.name: size.to_numpy() for size in sizes}}
+
+    def _run(self, feed: dict[str, Array]) -> Sequence[Array]:
+        try:
+            return self.version.ort_model.run(self._names, feed)
+        except OrtRequestError as error:
+            raise TrialFailed(str(error)) from error
 
 
 def placed_config(config: model_config_pb2.ModelConfig, placement: Placement) -> model_config_pb2.ModelConfig:
