@@ -36,7 +36,11 @@ UNITS: Mapping[str, str] = measures.UNITS | {
     "mps_ratio": "ratio",  # to the same clients without MPS
     "mps_ratio_8": "ratio",  # with 8 clients
     "mps_ratio_16": "ratio",
-    "batching_over_mps": "ratio",
+    "mps_ratio_8_plain": "ratio",  # without cuDNN's fused calls
+    "mps_ratio_16_plain": "ratio",
+    "batching_over_mps": "ratio",  # to the same clients with MPS alone, threads limited
+    "batching_over_mps_8": "ratio",  # not limited, with 8 clients
+    "batching_over_mps_16": "ratio",
     "sentences_per_s": "sentences/s",  # batched in the best way that was tried
     "sentences_4_per_s": "sentences/s",  # asked in fours, one such request after the other
     FACT: "",

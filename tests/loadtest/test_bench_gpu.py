@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from loadtest.bench.gpu.__main__ import main, parse_arguments
 from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun, run_callers
+from loadtest.bench.gpu.chart import ChartPlan
 from loadtest.bench.gpu.figures import PointLedger, ratios_of, rows_of
 from loadtest.bench.gpu.generators import Schedule, ScheduleRun, run_schedule
 from loadtest.bench.gpu.jpeg import rate_figures
@@ -120,12 +121,13 @@ def facts_of(ledger: PointLedger) -> dict[str, object]:
 def ledger_of(path: Path, rounds: int = 3) -> PointLedger:
     """Made-up figures, saved."""
     ledger = PointLedger(path, dict(CONDITIONS), "resnet50-torch-random")
-    rates = {"none": 1000.0, "mps": 3500.0, "batching": 5000.0, "mps+batching": 7000.0}
+    rates = {"none": 1000.0, "mps": 3500.0, "mps-unlimited": 2800.0, "batching": 5000.0, "mps+batching": 7000.0}
     for number in range(1, rounds + 1):
         for mode, rate in rates.items():
             for clients in (8, 16):
                 figures = {"rate": rate * number, "sm_activity": 0.5, "p99_ms": float("inf")}
                 ledger.add("chart", number, {"mode": mode, "clients": clients}, figures)
+                ledger.add("plain-chart", number, {"mode": mode, "clients": clients}, {"rate": rate})
         for part, batch, rate in (("raw", 64, 990.0), ("raw", 128, 1000.0), ("served", 64, 960.0)):
             ledger.add(part, number, {"batch": batch}, {"rate": rate})
         for way, held in (("gateway", 5000.0), ("engine", 9000.0)):
@@ -140,7 +142,9 @@ def test_ratios_are_of_runs_of_the_same_round_and_of_the_better_ways(tmp_path: P
     """A round that was slow for both is no spread of the ratio; what one run lacks is not in its row."""
     ledger = ledger_of(tmp_path / "gpu.json")
     found = {row["measure"]: row for row in ratios_of(ledger.runs)}
-    for measure, ratio in (("mps_ratio_8", 3.5), ("mps_ratio", 3.5), ("batching_over_mps", 2.0), ("raw_share", 0.96)):
+    ratios = {"mps_ratio_8": 3.5, "mps_ratio": 3.5, "batching_over_mps": 2.0, "raw_share": 0.96}
+    ratios |= {"mps_ratio_16_plain": 3.5, "batching_over_mps_8": 2.5, "batching_over_mps_16_plain": 2.5}
+    for measure, ratio in ratios.items():
         assert {found[measure]["value"][key] for key in ("median", "low", "high")} == {ratio}, measure
     assert (found["knee_per_s"]["value"]["median"], found["knee_per_s"]["model"]) == (9000.0, "resnet50-engine-random")
     ledger.add("raw", 4, {"batch": 64}, {"p50_ms": 1.0})
@@ -155,6 +159,7 @@ def test_file_gets_the_verdicts_of_the_targets_and_a_page(tmp_path: Path, capsys
     assert judged is not None
     states = {verdict.target_id: verdict.state for verdict in judged.verdicts}
     wanted = {"h200-mps-8": State.PASS, "h200-mps-16": State.FAIL, "h200-raw": State.PASS, "h200-jpeg": State.PASS}
+    wanted |= {"h200-mps-8-plain": State.PASS, "h200-batching-8": State.PASS, "h200-batching-16": State.FAIL}
     assert {name: states[name] for name in wanted} == wanted
     assert states["mps-7x"] is State.NOT_COMPARABLE
     assert report([str(path)]) == 0
@@ -185,6 +190,7 @@ def test_later_run_replaces_the_parts_that_it_measures(tmp_path: Path) -> None:
     assert facts_of(ledger) == {"raw and served ready after s": 1.0, "jpeg took s": 110.5}
     content = json.loads(ledger.path.read_text())
     models = {row["kind"]: row["model"] for row in content["results"] if row["kind"] != "ratio"}
+    assert models.pop("plain-chart") == "resnet50-torch-random"
     assert models == {"chart": "resnet50-torch-random", "served": "another-random", "jpeg": "resnet50-engine-random"}
     assert not any(row.get("measure") == "raw_share" for row in content["results"]), "raw is of another run"
     assert content["conditions"]["command"].endswith("--json gpu.json; python -m loadtest.bench.gpu --add")
@@ -232,6 +238,17 @@ def test_copies_of_the_model_have_the_instances_and_batches_of_their_mode(tmp_pa
     assert (batched.max_batch_size, batched.HasField("dynamic_batching")) == (128, True)
     assert (batched.instance_group[0].count, batched.instance_group[0].kind) == (3, kinds.KIND_CPU)
     assert batched.parameters["batch-buckets"].string_value == "1;128"
+
+
+def test_chart_asks_limited_and_unlimited_copies_and_one_batched_model() -> None:
+    """Without MPS none is limited; the batched model is alike in both Tritons."""
+    plan = ChartPlan("plain-chart", (1, 2), Variant("batched", 2, 64), 12, (("fuse", "0"),))
+    without, under = plan.variants(has_mps=False), plan.variants(has_mps=True)
+    assert [one.name for one in without] == ["batched", "unlimited-00", "unlimited-01"]
+    assert [one.name for one in under] == ["batched", "limited-00", "limited-01", "unlimited-00", "unlimited-01"]
+    assert without[0] == under[0] == Variant("batched", 2, 64, parameters=(("fuse", "0"),))
+    assert under[1].parameters == (("fuse", "0"), ("active-thread-percentage", "12"))
+    assert under[3] == without[1] == Variant("unlimited-00", in_flight=2, parameters=(("fuse", "0"),))
 
 
 def test_tensor_request_names_the_places_of_its_rows() -> None:

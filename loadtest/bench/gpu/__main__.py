@@ -11,9 +11,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import ChartPlan, EnginePlan, measure_chart, measure_engine
+from loadtest.bench.gpu.chart import BATCHED, ChartPlan, EnginePlan, measure_chart, measure_engine
 from loadtest.bench.gpu.figures import RAW_AND_SERVED, PointLedger
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
@@ -23,10 +24,12 @@ from loadtest.bench.gpu.tritons import Variant, write_variant
 from loadtest.bench.report import chosen_of, conditions
 from loadtest.bench.wire import BadAnswer
 from penstock.engines.triton.runtime import TritonUnavailable, default_environment, find_triton
+from penstock.gpu.mps.planner import MERGED_PROCESSES
 from penstock.gpu.nvml import read_cards
 from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
 
-PARTS = ("chart", "raw", "served", "jpeg")
+CHARTS = {"chart": (), "plain-chart": (("fuse", "0"),)}  # with cuDNN's fused calls, and without
+PARTS = (*CHARTS, "raw", "served", "jpeg")
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
 
@@ -41,9 +44,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--seconds", type=float, default=1.2, help="of each run [1.2]")
     add("--settle", type=float, default=0.2, help="seconds before each run that are left out [0.2]")
     add("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
-    add("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart")
+    add("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of the charts")
     add("--threads", type=int, default=12, metavar="PERCENT", help="of the GPU's for a client of chart's MPS [12]")
-    add("--instances", type=int, default=4, metavar="N", help="of chart's batched model [4]")
+    add("--instances", type=int, default=MERGED_PROCESSES, metavar="N", help="of chart's batched model [%(default)s]")
+    add("--batch-limit", type=int, default=64, metavar="N", help="rows of chart's batched model [64]")
+    add("--delay-us", type=int, default=250, metavar="US", help="queue delay of chart's batched model [250]")
     add("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
     add("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
     add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]")
@@ -63,9 +68,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     chosen = parser.parse_args(arguments)
     if chosen.rounds < 1 or chosen.seconds <= 0 or min(chosen.clients) < 1 or max(chosen.clients) > max(CLIENTS):
         parser.error(f"--rounds and --seconds are above 0, --clients from 1 to {max(CLIENTS)}")
-    counts = (chosen.instances, chosen.jpeg_instances, chosen.jpeg_callers, chosen.generators)
-    if min(*counts, *chosen.processes, *chosen.batch) < 1 or not 1 <= chosen.threads <= 100 or chosen.settle < 0:
-        parser.error("--threads is from 1 to 100, --settle not below 0, and every number of instances, … is above 0")
+    counts = (chosen.instances, chosen.batch_limit, chosen.jpeg_instances, chosen.jpeg_callers, chosen.generators)
+    if (
+        min(*counts, *chosen.processes, *chosen.batch) < 1
+        or not 1 <= chosen.threads <= 100
+        or min(chosen.settle, chosen.delay_us) < 0
+    ):
+        parser.error(
+            "--threads is from 1 to 100, --settle and --delay-us not below 0, every number of instances, … above 0"
+        )
     return chosen
 
 
@@ -110,9 +121,11 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
         wanted = [*([own] if needs_own else []), *(pictures.values() if "jpeg" in options.only else ())]
         bench.tell("models are exported", lambda: export_all(wanted, plan.torch_python))
     found: dict[str, Callable[[], None]] = {}
-    if "chart" in options.only:
-        chart = ChartPlan(options.clients, options.instances, options.threads)
-        found["chart"] = lambda: measure_chart(bench, chart, source)
+    form = {"max_batch_size": options.batch_limit, "delay_us": options.delay_us}
+    batched = Variant(BATCHED, options.instances, has_dynamic_batching=True, **form)
+    for name in CHARTS.keys() & set(options.only):
+        chart = ChartPlan(name, options.clients, batched, options.threads, CHARTS[name])
+        found[name] = partial(measure_chart, bench, chart, source)
     if engine:
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
         found[RAW_AND_SERVED] = lambda: measure_engine(bench, raw, source)

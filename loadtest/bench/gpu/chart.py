@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.bench.gpu.callers import CallerLane
@@ -12,28 +12,60 @@ from loadtest.bench.gpu.programs import MpsDaemon, RawWorkers
 from loadtest.bench.gpu.stretch import CudaRegions, GpuBench, SystemRegions, busy_cpu_s, callers_stretch, check_answers
 from loadtest.bench.gpu.tritons import BenchTriton, Face, Variant, face_of, read_config, tensor_request, write_variant
 
-BATCHED = "batched"
-PLACES = {"none": "plain", "mps": "mps", "batching": "plain", "mps+batching": "mps-batched"}  # by mode
-BATCH_LIMIT = 32  # at most 94 callers, shared by some instances
 CALLERS = 2  # of each client
 IN_FLIGHT = 2  # images of a client
+LIMITED, UNLIMITED, BATCHED = "limited", "unlimited", "batched"  # the models' names begin with these
+
+
+@dataclass(frozen=True, slots=True)
+class ChartMode:
+    """A line of the chart. has_mps: in the Triton under MPS. models: which of its models are asked."""
+
+    name: str
+    has_mps: bool
+    models: str
+
+
+MODES = (
+    ChartMode("none", has_mps=False, models=UNLIMITED),
+    ChartMode("mps", has_mps=True, models=LIMITED),
+    ChartMode("mps-unlimited", has_mps=True, models=UNLIMITED),
+    ChartMode("batching", has_mps=False, models=BATCHED),
+    ChartMode("mps+batching", has_mps=True, models=BATCHED),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """clients: how many, a point each. instances: of the batched model.
+    """part: its name in the file. clients: how many, a point each. batched: the model that all share.
 
-    threads: percent of the GPU's that a one-image client under MPS may use.
+    threads: percent of the GPU's that a limited one-image client under MPS may use. parameters: of every model.
     """
 
+    part: str
     clients: Sequence[int]
-    instances: int
+    batched: Variant
     threads: int
+    parameters: tuple[tuple[str, str], ...] = ()
+
+    def variants(self, *, has_mps: bool) -> list[Variant]:
+        """The models of one Triton, an instance a client."""
+        kinds = {mode.models for mode in MODES if mode.has_mps == has_mps}
+        found = [replace(self.batched, parameters=self.parameters)] if BATCHED in kinds else []
+        limits = {UNLIMITED: (), LIMITED: (("active-thread-percentage", str(self.threads)),)}
+        for kind in sorted(kinds & limits.keys()):
+            parameters = (*self.parameters, *limits[kind])
+            found += [Variant(name, in_flight=IN_FLIGHT, parameters=parameters) for name in self.names(kind)]
+        return found
+
+    def names(self, kind: str) -> list[str]:
+        """The models of the kind, one for each client; of the batched one alone."""
+        return [BATCHED] if kind == BATCHED else [f"{kind}-{number:02d}" for number in range(max(self.clients))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A Triton of the chart and the lanes to its models."""
+    """A Triton of the chart and the lanes to its models, for the most clients."""
 
     triton: BenchTriton
     lanes: tuple[CallerLane, ...]
@@ -42,60 +74,55 @@ class _Place:
 def measure_chart(bench: GpuBench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
-    bench.ledger.facts["chart, percent of the card's threads for a client of MPS"] = chart.threads
-    bench.ledger.facts["chart, callers of each client"] = CALLERS
+    facts, batched = bench.ledger.facts, chart.batched
+    facts[f"{chart.part}, percent of the GPU's threads for a limited client"] = chart.threads
+    facts[f"{chart.part}, callers of each client"] = CALLERS
+    form = f"{batched.instances} instances, at most {batched.max_batch_size} rows, {batched.delay_us} µs queue delay"
+    facts[f"{chart.part}, batched model"] = form
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
-        points = [(mode, count) for mode in PLACES for count in chart.clients]
+        points = [(mode, count) for mode in MODES for count in chart.clients]
         for number in range(1, bench.plan.rounds + 1):
             random.Random(bench.plan.seed + number).shuffle(points)
             for mode, count in points:
-                place = places[mode]
+                place = places[mode.name]
                 figures, span = callers_stretch(bench, place.lanes[: CALLERS * count], place.triton.meter())
-                bench.add("chart", number, {"mode": mode, "clients": count}, figures, span)
+                bench.add(chart.part, number, {"mode": mode.name, "clients": count}, figures, span)
             bench.save()
 
 
 def _start(bench: GpuBench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
-    plan, most = bench.plan, max(chart.clients)
-    names = [f"client-{number:02d}" for number in range(most)]
-    wanted = {"plain": [BATCHED, *names], "mps": names, "mps-batched": [BATCHED]}
-    began_s = time.monotonic()
-    tritons: dict[str, tuple[BenchTriton, MpsDaemon | None]] = {}
-    for place, models in wanted.items():
-        repository = plan.work / f"chart-{place}-models"
-        for model in models:
-            write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
-        daemon = None
-        if place != "plain" and plan.is_gpu:
-            threads = chart.threads if place == "mps" else 100
-            daemon = stack.enter_context(MpsDaemon(plan.work / f"chart-{place}-pipes", threads))
-        triton = BenchTriton(plan.runtime, repository, plan.work / f"chart-{place}", daemon.environ if daemon else None)
-        tritons[place] = (stack.enter_context(triton), daemon)
-    regions = stack.enter_context(SystemRegions(face, CALLERS * most, 1))
-    for place, (triton, daemon) in tritons.items():
-        triton.wait(wanted[place], began_s + plan.load_s)
+    plan, began_s = bench.plan, time.monotonic()
+    tritons: dict[bool, tuple[BenchTriton, list[str], MpsDaemon | None]] = {}
+    for has_mps in (False, True):
+        name = f"{chart.part}-mps" if has_mps else chart.part
+        variants = chart.variants(has_mps=has_mps)
+        for variant in variants:
+            write_variant(source, plan.work / f"{name}-models", variant, is_gpu=plan.is_gpu)
+        daemon = stack.enter_context(MpsDaemon(plan.work / f"{name}-pipes")) if has_mps and plan.is_gpu else None
+        environ = daemon.environ if daemon else None
+        triton = BenchTriton(plan.runtime, plan.work / f"{name}-models", plan.work / name, environ)
+        tritons[has_mps] = (stack.enter_context(triton), [variant.name for variant in variants], daemon)
+    regions = stack.enter_context(SystemRegions(face, CALLERS * max(chart.clients), 1))
+    for has_mps, (triton, models, daemon) in tritons.items():
+        triton.wait(models, began_s + plan.load_s)
         regions.register(triton.port)
-        bench.ledger.facts[f"chart {place} ready after s"] = round(time.monotonic() - began_s, 1)
+        what = f"{chart.part} {'with' if has_mps else 'without'} MPS"
+        bench.ledger.facts[f"{what} ready after s"] = round(time.monotonic() - began_s, 1)
         if daemon:
-            bench.ledger.facts[f"chart {place} MPS clients"] = len(daemon.client_pids())
+            bench.ledger.facts[f"{what} clients"] = len(daemon.client_pids())
     places = {}
-    for mode, name in PLACES.items():
-        models = [BATCHED if mode.endswith("batching") else model for model in names for _ in range(CALLERS)]
-        triton = tritons[name][0]
+    for mode in MODES:
+        triton = tritons[mode.has_mps][0]
+        names = chart.names(mode.models)
+        models = [name for name in names for _ in range(CALLERS * max(chart.clients) // len(names))]
         lanes = tuple(
             CallerLane(model, triton.port, tensor_request(model, face, region, 1))
             for model, region in zip(models, regions.regions, strict=True)
         )
-        places[mode] = _Place(triton, lanes)
+        places[mode.name] = _Place(triton, lanes)
         check_answers(lanes, regions)
     return places
-
-
-def _variant(model: str, chart: ChartPlan) -> Variant:
-    if model != BATCHED:
-        return Variant(model, in_flight=IN_FLIGHT)
-    return Variant(model, instances=chart.instances, max_batch_size=BATCH_LIMIT, has_dynamic_batching=True)
 
 
 RAW_START_S = 0.3

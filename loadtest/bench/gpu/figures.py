@@ -12,6 +12,7 @@ from loadtest.bench.wire import BadAnswer
 
 Key = Mapping[str, str | int]
 RAW_AND_SERVED = "raw and served"
+CHART_ENDINGS = {"chart": "", "plain-chart": "_plain"}  # by part
 _GROUPS = {"raw": RAW_AND_SERVED, "served": RAW_AND_SERVED, "jpeg rate": "jpeg"}
 SAME = ("machine", "gpu versions", "slo_p99_ms")  # conditions that two runs in one file must share
 
@@ -149,8 +150,8 @@ def results_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
 
 def ratios_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
     """Rows of the ratios that the runs allow; a ratio is of two runs of the same round."""
-    chart = [run for run in runs if run.part == "chart"]
-    return [*_chart_ratios(chart), *_raw_share(runs), *_jpeg_rate(runs), *_agreements(runs)]
+    charts = [row for part, ending in CHART_ENDINGS.items() for row in _chart_ratios(runs, part, ending)]
+    return [*charts, *_raw_share(runs), *_jpeg_rate(runs), *_agreements(runs)]
 
 
 def _agreements(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
@@ -166,7 +167,9 @@ def _agreements(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
     return found
 
 
-def _chart_ratios(chart: Sequence[PointRun]) -> list[dict[str, Any]]:
+def _chart_ratios(runs: Sequence[PointRun], part: str, ending: str) -> list[dict[str, Any]]:
+    """ending: of the measures' names."""
+    chart = [run for run in runs if run.part == part]
     clients = sorted({int(run.key["clients"]) for run in chart})
     if not clients:
         return []
@@ -174,13 +177,15 @@ def _chart_ratios(chart: Sequence[PointRun]) -> list[dict[str, Any]]:
     by_count = {count: _by_round(chart, ("mps", count), ("none", count)) for count in clients}
     found: list[dict[str, Any]] = []
     for count, values in by_count.items():
-        found += ratio_row(model, f"mps_ratio_{count}", values, f"MPS by no MPS at {count} clients")
+        found += ratio_row(model, f"mps_ratio_{count}{ending}", values, f"MPS by no MPS at {count} clients")
+        over = _by_round(chart, ("mps+batching", count), ("mps-unlimited", count))
+        of = f"batching with MPS by MPS alone without a thread limit, {count} clients"
+        found += ratio_row(model, f"batching_over_mps_{count}{ending}", over, of)
     best = max(clients, key=lambda count: _median(by_count[count]))
-    found += ratio_row(model, "mps_ratio", by_count[best], f"MPS by no MPS at its best, {best} clients")
+    found += ratio_row(model, f"mps_ratio{ending}", by_count[best], f"MPS by no MPS at its best, {best} clients")
     values = _by_round(chart, ("mps+batching", most), ("mps", most))
-    return found + ratio_row(
-        model, "batching_over_mps", values, f"batching with MPS by MPS alone at {most} clients"
-    )  # fmt: skip
+    of = f"batching with MPS by MPS alone with a thread limit, {most} clients"
+    return found + ratio_row(model, f"batching_over_mps{ending}", values, of)
 
 
 def _raw_share(runs: Sequence[PointRun]) -> list[dict[str, Any]]:

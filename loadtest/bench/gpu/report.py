@@ -18,6 +18,7 @@ from penstock_load.targets import read_targets
 
 TITLES = {
     "chart": "The chart of 2017 again: images/s, one image a request to a bare Triton",
+    "plain-chart": "The same without cuDNN's fused calls",
     "raw": "The program without a server",
     "served": "The same program served by a bare Triton",
     "jpeg": "JPEG over HTTP through `penstock up`, answered by classes",
