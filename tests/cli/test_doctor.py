@@ -22,7 +22,8 @@ from tests.cli.conftest import StandIn
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = {
-    "settings", "host", "cpu", "memory", "gpu", "image", "mps", "video", "engine", "shm", "limits", "ports", "disk",
+    "settings", "host", "cpu", "memory", "gpu", "image", "tensorrt", "mps", "video", "engine", "shm", "limits", "ports",
+    "disk",
 }  # fmt: skip
 FINDINGS = [
     Finding(

@@ -11,6 +11,7 @@ P4 = GpuDevice(0, "Tesla P4", (6, 1), 8 * GIB, GIB)
 V100 = GpuDevice(0, "Tesla V100-SXM2-16GB", (7, 0), 16 * GIB, GIB)
 T4 = GpuDevice(0, "Tesla T4", (7, 5), 16 * GIB, GIB)
 A100 = GpuDevice(0, "NVIDIA A100-SXM4-40GB", (8, 0), 40 * GIB, GIB, mig=False)
+L4 = GpuDevice(0, "NVIDIA L4", (8, 9), 24 * GIB, GIB)
 H100 = GpuDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, GIB, mig=False)
 B200 = GpuDevice(0, "NVIDIA B200", (10, 0), 180 * GIB, GIB, mig=False)
 

@@ -11,7 +11,7 @@ from penstock.doctor.finding import Severity
 from penstock.doctor.gpu import GraphicsFacts
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 from penstock.gpu.telemetry.messages import Activity, ActivitySource, CardLoad
-from tests.doctor.machines import A100, B200, H100, P4, T4, V100, pick, reading
+from tests.doctor.machines import A100, B200, H100, L4, P4, T4, V100, pick, reading
 
 NO_LIBRARY = NvmlReading(NvmlOutcome.NO_LIBRARY)
 ONE = ("0000:01:00.0",)
@@ -99,6 +99,31 @@ def test_image_of_a_machine_names_tag_driver_and_danger(
     assert [one.advice for one in findings if one.id == "image.security"] == (
         ["let nothing but the gateway reach Triton's ports"] if is_unsafe else []
     )
+
+
+@pytest.mark.parametrize(
+    ("card", "driver", "status", "words"),
+    [
+        (A100, "580.95.05", Severity.OK, "NVIDIA A100-SXM4-40GB takes CUDA (backend torch"),
+        (L4, "580.95.05", Severity.OK, "NVIDIA L4 takes TensorRT-RTX (penstock models build NAME --for 8.9"),
+        (L4, "570.86.10", Severity.NOTE, "NVIDIA L4 takes TensorRT-RTX"),
+    ],
+)
+def test_tensorrt_of_a_card_names_what_it_takes(card: GpuDevice, driver: str, status: Severity, words: str) -> None:
+    """What runs models on the card, and the driver if it is too old for TensorRT-RTX."""
+    (finding,) = graphics.tensorrt_findings(reading(card, driver=driver))
+    assert (finding.id, finding.status) == ("tensorrt.card0", status)
+    assert finding.found.startswith(words)
+    assert finding.advice == (
+        "" if status is Severity.OK else f"driver {driver} is too old for it: install 580 or newer"
+    )
+
+
+def test_tensorrt_has_one_finding_for_cards_of_one_kind() -> None:
+    """Eight equal cards are not eight lines; a machine without cards has a line, too."""
+    cards = [msgspec.structs.replace(card, index=index) for index, card in enumerate((T4, L4, T4, L4))]
+    assert [one.id for one in graphics.tensorrt_findings(reading(*cards))] == ["tensorrt.card0", "tensorrt.card1"]
+    assert [one.id for one in graphics.tensorrt_findings(NO_LIBRARY)] == ["tensorrt.card"]
 
 
 def test_image_without_a_gpu_has_nothing_to_fit() -> None:

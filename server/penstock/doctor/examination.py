@@ -28,15 +28,17 @@ def _examine_graphics(plan: StackPlan) -> list[Finding]:
     facts = gpu.probe_graphics()
     reading = facts.reading
     on_video = gpu.video_findings(gpu.probe_video()) if reading.cards else gpu.no_card_findings()
-    of_card = [*gpu.graphics_findings(facts), *gpu.image_findings(reading), *mps.mps_findings(mps.probe_mps(), reading)]
-    return [*of_card, *on_video]
+    of_card = [*gpu.graphics_findings(facts), *gpu.image_findings(reading), *gpu.tensorrt_findings(reading)]
+    return [*of_card, *mps.mps_findings(mps.probe_mps(), reading), *on_video]
 
 
 EXAMINERS = (
     Examiner(("host",), lambda plan: host.host_findings(host.probe_host(plan))),
     Examiner(("cpu",), lambda plan: host.processor_findings(host.probe_processor(plan))),
     Examiner(("memory",), lambda plan: host.memory_findings(host.probe_memory(plan))),
-    Examiner(("gpu", "image", "mps", "video"), _examine_graphics, READ_TIMEOUT_S + ENGINES_TIMEOUT_S + QUICK_S),
+    Examiner(
+        ("gpu", "image", "tensorrt", "mps", "video"), _examine_graphics, READ_TIMEOUT_S + ENGINES_TIMEOUT_S + QUICK_S
+    ),
     Examiner(("engine",), lambda plan: engine.engine_findings(engine.probe_engine(plan)), 2 * CHILD_S),
     Examiner(("shm",), lambda plan: storage.shared_memory_findings(storage.probe_shared_memory(plan))),
     Examiner(("limits",), lambda plan: host.limit_findings(host.probe_limits(plan))),

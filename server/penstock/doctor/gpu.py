@@ -1,4 +1,4 @@
-"""GPUs: driver and cards, the matching Triton image, and the video engines (NVDEC, nvJPEG)."""
+"""GPUs: driver and cards, the matching Triton image and TensorRT, and the video engines (NVDEC, nvJPEG)."""
 
 import os
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from penstock.doctor.host import container_kind
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading, read_cards
 from penstock.gpu.telemetry.messages import CardLoad
 from penstock.gpu.telemetry.sampler import TelemetryUnavailable, sample
+from penstock.gpu.tensorrt import MIN_DRIVER, advise_tensorrt
 from penstock.gpu.triton_images import DriverFit, ImageAdvice, advise_all
 from penstock.gpu.video_engines import EngineOutcome, VideoEngines, read_engines
 
@@ -221,6 +222,23 @@ def _driver(advice: ImageAdvice, driver: str | None) -> Finding:
 def _halves(sentence: str) -> tuple[str, str]:
     found, _, advice = sentence.partition(": ")
     return found, advice
+
+
+def tensorrt_findings(reading: NvmlReading) -> list[Finding]:
+    """Which TensorRT takes the cards: a finding for the first card of each compute capability."""
+    if not reading.cards:
+        return [Finding("tensorrt.card", Severity.OK, "no NVIDIA GPU, so no TensorRT; engines can be built here")]
+    first = {card.capability: card for card in reversed(reading.cards)}
+    return [_tensorrt(card, reading.driver) for card in sorted(first.values(), key=lambda card: card.index)]
+
+
+def _tensorrt(card: GpuDevice, driver: str | None) -> Finding:
+    name, advice = f"tensorrt.card{card.index}", advise_tensorrt(card.capability)
+    found = f"{card.name} takes {advice.sentence}"
+    branch = (driver or "").partition(".")[0]
+    if advice.is_served and branch.isdecimal() and int(branch) < MIN_DRIVER:
+        return Finding(name, Severity.NOTE, found, f"driver {driver} is too old for it: install {MIN_DRIVER} or newer")
+    return Finding(name, Severity.OK, found)
 
 
 PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
