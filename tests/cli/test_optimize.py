@@ -62,6 +62,30 @@ def test_optimize_writes_the_model_loads_it_and_shows_fusion_accuracy_and_speed(
     assert done.stderr == ""
 
 
+def test_optimize_for_tensorrt_writes_a_calibrated_model_and_claims_no_accuracy(
+    home: Path, pictures: Path, stand_in: StandIn
+) -> None:
+    """The folder for engines is --accelerator-cache, and the message says what was not measured."""
+    words = ("small", "--int8", "--calibrate", pictures, "--accelerator", "tensorrt", "--accelerator-cache", "/engines")
+    done = run(*words, url=stand_in.url)
+    assert done.exit_code == 0, done.output
+    folder = home / "models" / "small-tensorrt-int8"
+    assert 'value: "/engines"' in (folder / "config.pbtxt").read_text()
+    assert (folder / "tensorrt" / "calibration.flatbuffers").is_file()
+    assert "its accuracy was not measured" in done.stdout
+    assert f"small-tensorrt-int8 is loaded at {stand_in.url}" in done.stdout
+    report = json.loads(run(*words, "--json", url=stand_in.url).stdout)
+    assert (report["name"], report["calibrating"], report["cache"]) == ("small-tensorrt-int8", 8, "/engines")
+
+
+def test_optimize_refuses_another_precision_of_tensorrt(home: Path, pictures: Path) -> None:
+    """INT8 is not FP16."""
+    done = run("small", "--int8", "--calibrate", pictures, "--accelerator", "tensorrt-fp16")
+    assert (done.exit_code, done.stderr) == (
+        2, "penstock: --accelerator tensorrt-fp16 is not for --int8: give --accelerator tensorrt\n",
+    )  # fmt: skip
+
+
 def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: Path, stand_in: StandIn) -> None:
     """As a pull does: what was made stays, the reason is the last line, and JSON stays JSON."""
     stand_in.refusals["/load"] = (400, json.dumps({"error": "not now"}), {})

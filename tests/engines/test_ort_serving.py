@@ -317,11 +317,24 @@ def test_place_gpu_with_cuda_takes_the_device_and_its_options() -> None:
     assert placement.facts.device == "cuda:1"
 
 
-def test_place_unknown_accelerator_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_place_tensorrt_accelerator_is_mentioned(kind: str) -> None:
+    """TensorRT is in NGC's backend only: the log says what runs the model instead."""
+    wanted = {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}}}
+    available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    placement = select_providers(wanted, kind=kind, device_id=0, available=available)
+    sentence = (
+        "the GPU accelerator tensorrt is used by Triton of NGC only: here ONNX Runtime's own kernels run the model"
+    )
+    assert (placement.warnings, placement.facts.fallbacks) == ([sentence], (sentence,))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_place_unknown_accelerator_is_refused(kind: str) -> None:
     """As NGC's backend does."""
-    accelerators = {"cpu_execution_accelerator": [{"name": "warp"}]}
+    accelerators = {f"{kind}_execution_accelerator": [{"name": "warp"}]}
     wanted = {"optimization": {"execution_accelerators": accelerators}}
-    with pytest.raises(OrtLoadError, match="unknown CPU execution accelerator 'warp'"):
+    with pytest.raises(OrtLoadError, match=f"unknown {kind.upper()} execution accelerator 'warp'"):
         select_providers(wanted, kind="CPU", device_id=0, available=["CPUExecutionProvider"])
 
 

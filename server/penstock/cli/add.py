@@ -23,6 +23,7 @@ from penstock.cli.model_list import load_failure
 from penstock.cli.terminal import AsJson, fail, print_failure, print_json, program_name, progress_bar, stoppable
 from penstock.engines.ort_serving.placement import Precision
 from penstock.gateway.settings import Settings
+from penstock.gpu.tensorrt import Accelerator
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, read_folder
 from penstock.models.model_folder import is_disk_full, repository_of
@@ -87,6 +88,12 @@ def add(
         Precision | None, typer.Option(help="on the GPU [fp16 if it is faster and gives the same answers]")
     ] = None,
     origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
+    accelerator: Annotated[
+        Accelerator | None, typer.Option(help="for Triton of NGC; never run there (docs/gpu.md)", show_default=False)
+    ] = None,
+    accelerator_cache: Annotated[
+        str, typer.Option(metavar="DIR", help="folder for TensorRT engines, as Triton sees it [in the model's folder]")
+    ] = "",
     flags: ModelFlags = ModelFlags(),  # noqa: B008 - replaced by its fields
 ) -> None:
     """Add model files: recognise the layout, test batching, write the model's folder, and load it.
@@ -99,7 +106,14 @@ def add(
     if why := unfulfillable(wish):
         fail(why)
     options = AddOptions(
-        flags.hints(), flags.pictures(), may_replace=replace, allows_code=allow_model_code, origin=origin, wish=wish
+        flags.hints(),
+        flags.pictures(),
+        may_replace=replace,
+        allows_code=allow_model_code,
+        origin=origin,
+        wish=wish,
+        accelerator=accelerator,
+        accelerator_cache=accelerator_cache,
     )
     settings = settings_or_fail(home)
     gateway = gateway_of(url, api_key) if load else None

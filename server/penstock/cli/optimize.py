@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from penstock.cli.model_list import installed_models, load_where_one_runs, unkno
 from penstock.cli.pictures import NoPictures, pictures_of
 from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
 from penstock.gateway.settings import Settings
+from penstock.gpu.tensorrt import Accelerator
 from penstock.models.catalogue import InstalledModel
 from penstock.models.model_folder import disk_sentence, new_model_folder, repository_of
 from penstock.protocol.errors import InferenceError
@@ -129,8 +131,11 @@ def _kilobytes(size_bytes: int) -> str:
 if TYPE_CHECKING:
     from penstock.models.optimize.report import OptimizationReport
     from penstock.models.optimize.source import Progress
+    from penstock.models.optimize.tensorrt_int8 import Calibration
 
-    Fill = Callable[[Path, Progress], OptimizationReport]
+    Fill = Callable[[Path, Progress], "_Result"]
+
+_Result = TypeVar("_Result")
 
 
 def _refuse_tensorrt(is_given: bool) -> None:
@@ -142,6 +147,12 @@ def optimize(
     name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
     calibrate: Annotated[Path, typer.Option(help="a folder of pictures like those to come", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
+    accelerator: Annotated[
+        Accelerator | None, typer.Option(help="tensorrt: NAME-tensorrt-int8 for Triton of NGC; never run there")
+    ] = None,
+    accelerator_cache: Annotated[
+        str, typer.Option(metavar="DIR", help="folder for TensorRT engines, as Triton sees it [in the model's folder]")
+    ] = "",
     tensorrt: Annotated[bool, typer.Option(hidden=True, is_eager=True, callback=_refuse_tensorrt)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
     url: Url = None,
@@ -154,17 +165,26 @@ def optimize(
 
     --int8: NAME-int8 for the CPU. Half of the pictures calibrate (64 at most), the others evaluate: by mAP where DIR
     has an annotations.json in COCO's format, else against the float model: boxes (also of masks and poses) by mAP and
-    agreement, classes by the first, vectors by cosine, maps by IoU.
+    agreement, classes by the first, vectors by cosine, maps by IoU. With --accelerator tensorrt: NAME-tensorrt-int8,
+    the float file with a calibration table for the TensorRT of NGC's Triton, whose accuracy cannot be measured here.
     """
     if not int8:
         fail("name what to make of the model: --int8")
+    if accelerator not in (None, Accelerator.TENSORRT):
+        fail(f"--accelerator {accelerator} is not for --int8: give --accelerator tensorrt")
     settings = settings_or_fail(home)
     model = _find_model(name, settings)
     pictures = _pictures(calibrate)
-    with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
-        result_name, fill = _work(model, pictures, calibrate)
-        report = _make_model_folder(result_name, fill, settings.home_path)
-    _print_result(report, settings, gateway_of(url, api_key), as_json=as_json)
+    gateway = gateway_of(url, api_key)
+    if accelerator is not None:
+        with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+            found = _calibrate(model, pictures, settings.home_path, accelerator_cache)
+        _print_calibration(found, settings, gateway, as_json=as_json)
+    else:
+        with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+            result_name, fill = _work(model, pictures, calibrate)
+            report = _make_model_folder(result_name, fill, settings.home_path)
+        _print_result(report, settings, gateway, as_json=as_json)
 
 
 def _print_result(report: "OptimizationReport", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
@@ -214,7 +234,7 @@ def _errors_as_messages(home: Path) -> Iterator[None]:
         fail(disk_sentence(error, home), code=1)
 
 
-def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "tuple[str, Fill]":
+def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "tuple[str, Fill[OptimizationReport]]":
     """The INT8 model's name, and the function that fills its folder. Imports heavy modules."""
     import onnxruntime as ort
 
@@ -229,7 +249,36 @@ def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "
     return f"{model.name}-int8", lambda staged, progress: optimize(source, pictures, truth, staged, progress)
 
 
-def _make_model_folder(result_name: str, fill: "Fill", home: Path) -> "OptimizationReport":
+def _calibrate(model: InstalledModel, pictures: Sequence[Path], home: Path, cache: str) -> "Calibration":
+    from penstock.models.optimize.source import read_source
+    from penstock.models.optimize.tensorrt_int8 import calibrate
+    from penstock.models.tensorrt_accelerator import CACHE_FOLDER
+
+    source, name = read_source(model.repository / model.name), f"{model.name}-tensorrt-int8"
+    cache = cache or str((repository_of(home) / name / CACHE_FOLDER).resolve())
+    return _make_model_folder(
+        name,
+        lambda staged, progress: calibrate(source, pictures, staged, name=name, cache=cache, progress=progress),
+        home,
+    )
+
+
+def _print_calibration(found: "Calibration", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
+    from penstock.models.optimize.tensorrt_int8 import NOT_JUDGED
+
+    folder = repository_of(settings.home_path) / found.name
+    loaded, is_failure = _load(found.name, gateway, settings)
+    if as_json:
+        print_json(asdict(found) | {"folder": str(folder), "gateway": loaded})
+    else:
+        typer.echo(f"{found.name} is in {folder}: {found.tensors} ranges by {found.calibrating} pictures; {NOT_JUDGED}")
+    if is_failure:
+        fail(loaded, code=1)
+    if not as_json:
+        typer.echo(loaded)
+
+
+def _make_model_folder(result_name: str, fill: "Fill[_Result]", home: Path) -> _Result:
     from penstock.models.optimize.source import Progress
 
     with progress_bar() as bar:

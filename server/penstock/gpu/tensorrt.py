@@ -6,6 +6,7 @@ plug-in takes; TensorRT-RTX's support matrix. TensorRT-RTX refused an H200 when 
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from penstock.gpu.triton_images import TURING, Capability, advise
 
@@ -88,3 +89,15 @@ def why_not_built(capability: Capability) -> str:
     known = ", ".join(map(capability_text, ARCHITECTURES))
     name = f"{capability_text(capability)} ({advice.cards})"
     return f"TensorRT-RTX builds no engine for {name}, only for {known}; such a card takes {advice.sentence}"
+
+
+class Accelerator(StrEnum):
+    """TensorRT in NGC's onnxruntime backend, by the precision of its kernels."""
+
+    TENSORRT = "tensorrt"  # FP32
+    TENSORRT_FP16 = "tensorrt-fp16"
+
+    @property
+    def precision(self) -> str:
+        """In the words of NGC's backend."""
+        return "FP16" if self is Accelerator.TENSORRT_FP16 else "FP32"

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from penstock.engines.config_pbtxt import read_config
 from penstock.engines.load_policy import check_model
+from penstock.gpu.tensorrt import Accelerator
 from penstock.models.added_folder import ADDED_BY, ONNX_FILE, Batches, CannotAdd, fill_folder
 from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file, memory_limit_bytes
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
 from penstock.models.placement.choice import CannotPlace, PlacementChoice, PlacementWish, demanded
 from penstock.models.placement.placing import place, why_no_gpu
+from penstock.models.tensorrt_accelerator import CACHE_FOLDER, write_accelerator
 from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, model_file_of
 from penstock.process_limits import limited_memory
 from penstock.protocol.errors import InvalidRequest
@@ -51,7 +53,8 @@ class AddOptions:
     allows_code: custom operators are accepted, and PyTorch programs, which can run any code, are run.
 
     may_replace: a model of that name that was added earlier is replaced. origin: of the file, for MODEL.md; its path if
-    empty. wish: where it must run.
+    empty. wish: where it must run. accelerator: for Triton of NGC; accelerator_cache: its folder as Triton sees it, the
+    model's own if empty.
     """
 
     hints: Hints
@@ -59,6 +62,8 @@ class AddOptions:
     may_replace: bool = False
     allows_code: bool = False
     origin: str = ""
+    accelerator: Accelerator | None = None
+    accelerator_cache: str = ""
     limits: Limits = field(default_factory=Limits)
     wish: PlacementWish = field(default_factory=PlacementWish)
 
@@ -119,6 +124,7 @@ def add_model(
                 batches = fill(staged, source if has_config else file, name, inspection, origin=origin)
             placement = None if has_config else _place(staged, inspection, batches, options, on_stage)
             _copy_picture(staged, options.pictures)
+            _accelerate(staged, repository_of(home) / name, options)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:
         needs_bytes = inspection.facts.size_bytes
@@ -190,6 +196,17 @@ def _check_code(source: Path, inspection: Inspection, *, allows_code: bool) -> N
             check_model(None, files, allows_code=allows_code)
         except InvalidRequest as error:
             raise CannotAdd(error.message.replace("in the request ", "")) from error
+
+
+def _accelerate(staged: Path, folder: Path, options: AddOptions) -> None:
+    """Writes the accelerator of the options. folder: where the model will lie."""
+    if options.accelerator is None:
+        return
+    cache = options.accelerator_cache or str(folder.resolve() / CACHE_FOLDER)
+    try:
+        write_accelerator(staged, options.accelerator.precision, cache)
+    except InvalidRequest as error:
+        raise CannotAdd(error.message) from error
 
 
 def _copy_picture(staged: Path, pictures: Sequence[Path]) -> None:

@@ -193,6 +193,19 @@ def cuda_options(
     return options if stream is None else options | {"user_compute_stream": str(stream)}
 
 
+def unused_accelerators(config: Config) -> list[str]:
+    """A sentence for each GPU accelerator that only NGC's backend has. Raises OrtLoadError for an unknown one."""
+    accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
+    names = [str(accelerator["name"]) for accelerator in accelerators.get("gpu_execution_accelerator", [])]
+    for name in names:
+        if name not in ("cuda", "tensorrt"):
+            raise OrtLoadError(f"unknown GPU execution accelerator '{name}': set cuda or tensorrt")
+    sentence = (
+        "the GPU accelerator tensorrt is used by Triton of NGC only: here ONNX Runtime's own kernels run the model"
+    )
+    return [sentence] if "tensorrt" in names else []
+
+
 def _accelerator_parameters(config: Config) -> dict[str, str]:
     accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
     options: dict[str, str] = {}

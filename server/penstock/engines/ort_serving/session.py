@@ -15,7 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from .config import Config, OnnxTensorSpec, OrtLoadError, OrtRequestError, Signature, read_signature
 from .memory import CHECK_EVERY_S, LONG_RUN_S, MemoryLimit, is_out_of_memory
-from .placement import CUDA, EngineFacts, cuda_options, gpu_settings
+from .placement import CUDA, EngineFacts, cuda_options, gpu_settings, unused_accelerators
 from .threads import ThreadBudget
 
 CLIENT_ERRORS = (ort_state.InvalidArgument, ValueError)
@@ -167,10 +167,11 @@ def select_providers(config: Config, *, kind: str, device_id: int, available: Se
         if accelerator["name"] != "openvino":
             raise OrtLoadError(f"unknown CPU execution accelerator '{accelerator['name']}'")
         warnings.append("the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used")
+    warnings += unused_accelerators(config)
     if kind == "GPU" and "CUDAExecutionProvider" in available:
         settings = gpu_settings(config)
         options = cuda_options(settings, config, device_id=device_id, has_graphs=False)
-        facts = EngineFacts(CUDA, device_id, settings.precision.value)
+        facts = EngineFacts(CUDA, device_id, settings.precision.value, fallbacks=tuple(warnings))
         return ProviderSelection([("CUDAExecutionProvider", options), "CPUExecutionProvider"], warnings, facts)
     if kind == "GPU":
         warnings.append(f"instance on GPU {device_id} runs on the CPU: this onnxruntime has no CUDAExecutionProvider")

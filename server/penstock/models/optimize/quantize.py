@@ -39,10 +39,10 @@ class Ranges(StrEnum):
     ENTROPY = "entropy"
 
 
-_METHODS = {
+_METHODS: dict[Ranges, tuple[CalibrationMethod, dict[str, float]]] = {
     Ranges.MINMAX: (CalibrationMethod.MinMax, {}),
-    Ranges.PERCENTILE: (CalibrationMethod.Percentile, {"symmetric": False, "percentile": PERCENTILE}),
-    Ranges.ENTROPY: (CalibrationMethod.Entropy, {"symmetric": False}),
+    Ranges.PERCENTILE: (CalibrationMethod.Percentile, {"percentile": PERCENTILE}),
+    Ranges.ENTROPY: (CalibrationMethod.Entropy, {}),
 }
 
 
@@ -64,14 +64,18 @@ def prepare_graph(model_file: Path, target: Path) -> None:
 
 
 def measure_ranges(
-    prepared: Path, feeds: Iterable[Feed], ranges: Ranges, on_picture: Callable[[], None]
+    prepared: Path, feeds: Iterable[Feed], ranges: Ranges, on_picture: Callable[[], None], *, is_symmetric: bool = False
 ) -> TensorsData:
-    """Ranges of all quantizable tensors over the feeds, which are processed one at a time."""
+    """Ranges of the tensors over the feeds, which are processed one at a time.
+
+    is_symmetric: about zero, of all tensors, as TensorRT needs them; else of those that ONNX Runtime quantizes.
+    """
     method, options = _METHODS[ranges]
+    options = options | {"symmetric": is_symmetric}
     with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder, contextlib.redirect_stdout(io.StringIO()):
         calibrator = create_calibrator(
             prepared,
-            list(QUANTIZABLE_OPS),
+            None if is_symmetric else list(QUANTIZABLE_OPS),
             augmented_model_path=str(Path(folder) / "augmented.onnx"),
             calibrate_method=method,
             extra_options=options,

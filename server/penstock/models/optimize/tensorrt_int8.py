@@ -1,0 +1,94 @@
+"""A model's copy for TensorRT in Triton of NGC: INT8 by a calibration table of ONNX Runtime. Never run there."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxruntime.quantization.calibrate import TensorsData
+from onnxruntime.quantization.quant_utils import write_calibration_table
+from tritonclient.grpc import model_config_pb2
+
+from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
+from penstock.models.added_folder import proto_text
+from penstock.models.optimize.quantize import Ranges, measure_ranges
+from penstock.models.optimize.report import OPTIMIZED_FROM, licence
+from penstock.models.optimize.source import OptimizeError, Progress, SourceModel, read_samples, split_pictures
+from penstock.models.tensorrt_accelerator import CACHE_FOLDER, add_accelerator
+
+TABLE = "calibration.flatbuffers"  # the name that onnxruntime.quantization gives it
+NOT_JUDGED = "its accuracy was not measured: only TensorRT on a GPU computes with this table"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured. tensors: with a range. unreadable: one sentence for each such picture."""
+
+    name: str
+    optimized_from: str
+    calibrating: int
+    tensors: int
+    cache: str
+    unreadable: tuple[str, ...]
+
+
+def calibrate(
+    source: SourceModel, pictures: Sequence[Path], staged: Path, *, name: str, cache: str, progress: Progress
+) -> Calibration:
+    """Writes the model `name` to the empty folder `staged`: the float file, the table, and a config with TensorRT.
+
+    cache: the folder of the table and of TensorRT's engines, as Triton sees it. Raises OptimizeError, OSError.
+    """
+    progress.step("reading pictures", len(pictures))
+    split = split_pictures(pictures, source, progress.advance)
+    progress.step("measuring ranges", len(split.calibrating))
+    feeds = (sample.feed for sample in read_samples(split.calibrating, source))
+    try:
+        ranges = measure_ranges(source.path, feeds, Ranges.ENTROPY, progress.advance, is_symmetric=True)
+    except ORT_ERRORS as error:
+        raise OptimizeError(f"model {source.name!r} cannot be calibrated: {ort_error_text(error)}") from error
+    (staged / "1").mkdir()
+    shutil.copyfile(source.path, staged / "1" / "model.onnx")
+    _write_table(ranges, staged / CACHE_FOLDER)
+    (staged / "config.pbtxt").write_text(proto_text(_config(source, name, cache)), encoding="utf-8")
+    for labels in source.folder.glob("labels*.txt"):
+        shutil.copyfile(labels, staged / labels.name)
+    found = Calibration(name, source.name, len(split.calibrating), len(ranges.keys()), cache, split.unreadable)
+    (staged / "MODEL.md").write_text(_page(source, found), encoding="utf-8")
+    return found
+
+
+def _write_table(ranges: TensorsData, folder: Path) -> None:
+    """Only the file that ONNX Runtime's TensorRT provider reads."""
+    folder.mkdir()
+    with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as written:
+        write_calibration_table({name: ranges[name] for name in ranges.keys()}, dir=written)  # noqa: SIM118
+        shutil.copyfile(Path(written) / TABLE, folder / TABLE)
+
+
+def _config(source: SourceModel, name: str, cache: str) -> model_config_pb2.ModelConfig:
+    wanted = model_config_pb2.ModelConfig()
+    wanted.CopyFrom(source.proto)
+    wanted.name = name
+    wanted.default_model_filename = "model.onnx"
+    wanted.ClearField("cc_model_filenames")
+    wanted.parameters[OPTIMIZED_FROM].string_value = source.name
+    add_accelerator(wanted, "INT8", cache, table=TABLE)
+    return wanted
+
+
+def _page(source: SourceModel, found: Calibration) -> str:
+    return f"""\
+# {found.name}
+
+{source.name} for TensorRT in Triton of NGC, in 8-bit integers. File, shapes, preprocessing and labels are those of
+{source.name}. TensorRT never ran it, and {NOT_JUDGED}.
+
+| | |
+|---|---|
+| source | {source.name} |
+| licence | that of {source.name}{licence(source.folder)} |
+| made | `penstock models optimize {source.name} --int8 --accelerator tensorrt`, with {found.calibrating} pictures |
+| table | `{CACHE_FOLDER}/{TABLE}`: symmetric ranges of {found.tensors} tensors, by entropy |
+"""

@@ -1,0 +1,47 @@
+"""A model's copy for TensorRT in NGC's Triton: the calibration table, and the config that names it."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from google.protobuf import text_format
+from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
+from tritonclient.grpc import model_config_pb2
+
+from penstock.models.optimize.source import Progress, SourceModel, read_samples
+from penstock.models.optimize.tensorrt_int8 import TABLE, calibrate
+
+
+def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
+    source: SourceModel, pictures: list[Path], silent: Progress, tmp_path: Path
+) -> None:
+    """Every tensor has a range that its greatest magnitude does not exceed by far; TensorRT is to read that table."""
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    found = calibrate(source, pictures, staged, name="small-trt", cache="/models/small-trt/tensorrt", progress=silent)
+    assert (staged / "1" / "model.onnx").read_bytes() == source.path.read_bytes()
+    table = TrtTable.GetRootAsTrtTable((staged / "tensorrt" / TABLE).read_bytes(), 0)
+    entries = [table.Dict(number) for number in range(table.DictLength())]
+    ranges = {entry.Key().decode(): float(entry.Value()) for entry in entries}
+    assert len(ranges) == found.tensors
+    images = np.concatenate([sample.feed["image"] for sample in read_samples(pictures, source)])
+    logits = ort.InferenceSession(str(source.path)).run(["logits"], {"image": images})[0]
+    assert 0.2 * np.abs(images).max() < ranges["image"] <= 1.01 * np.abs(images).max()
+    assert 0 < ranges["logits"] <= 1.01 * np.abs(logits).max()
+    config = text_format.Parse((staged / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (config.name, accelerator.name) == ("small-trt", "tensorrt")
+    assert dict(accelerator.parameters) == {
+        "precision_mode": "INT8",
+        "max_workspace_size_bytes": "1073741824",
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": "/models/small-trt/tensorrt",
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": "/models/small-trt/tensorrt",
+        "int8_calibration_table_name": TABLE,
+        "int8_use_native_calibration_table": "0",
+        "trt_profile_min_shapes": "image:1x3x32x32",
+        "trt_profile_opt_shapes": "image:16x3x32x32",
+        "trt_profile_max_shapes": "image:16x3x32x32",
+    }
+    assert "TensorRT never ran it" in (staged / "MODEL.md").read_text()
