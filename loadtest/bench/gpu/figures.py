@@ -151,7 +151,19 @@ def results_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
 def ratios_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
     """Rows of the ratios that the runs allow; a ratio is of two runs of the same round."""
     charts = [row for part, ending in CHART_ENDINGS.items() for row in _chart_ratios(runs, part, ending)]
-    return [*charts, *_raw_share(runs), *_jpeg_rate(runs), *_agreements(runs)]
+    return [*charts, *_raw_share(runs), *_jpeg_rate(runs), *_agreements(runs), *_card_by_cpu(runs)]
+
+
+def _card_by_cpu(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
+    """For each model the rate of /image on the card by that on the CPU."""
+    found: list[dict[str, Any]] = []
+    images = [run for run in runs if run.part == "image"]
+    for model in dict.fromkeys(run.model for run in images):
+        rates = {(run.round, run.key["on"]): run.figures["rate"] for run in images if run.model == model}
+        pairs = [(rate, rates.get((number, "cpu"))) for (number, on), rate in sorted(rates.items()) if on == "gpu"]
+        values = [one / other for one, other in pairs if other]
+        found += ratio_row(model, "image_gpu_by_cpu", values, "/image with the model on the GPU by on the CPU")
+    return found
 
 
 def _agreements(runs: Sequence[PointRun]) -> list[dict[str, Any]]:

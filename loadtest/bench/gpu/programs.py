@@ -199,13 +199,16 @@ _REFUSED = re.compile(r"^cannot serve .+$", re.MULTILINE)
 class PenstockUp:
     """A context: entered, the stack is starting; `wait` waits until it is ready."""
 
-    def __init__(self, home: Path, models: Iterable[str], *flags: str, environment: Path) -> None:
-        """home: the models are in its models/; its log goes there. environment: of Triton and its models."""
+    def __init__(self, home: Path, models: Iterable[str], *flags: str, environment: Path | None) -> None:
+        """home: the models are in its models/; its log goes there. environment: of Triton; None: embedded engine."""
         self._home = home
-        free = ("http", "grpc", "metrics", "engine-http", "engine-grpc", "engine-metrics")
+        free = ["http", "grpc", "metrics"]
+        free += [f"engine-{port}" for port in free] if environment is not None else []
         ports = [word for port in free for word in (f"--{port}-port", "0")]
         places = ("--home", str(home), "--models", ",".join(models))
-        engine = ("--engine", "triton", "--engine-environment", str(environment))
+        engine: tuple[str, ...] = ("--engine", "embedded")
+        if environment is not None:
+            engine = ("--engine", "triton", "--engine-environment", str(environment))
         self._command = [
             *(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),  # it dies with the bench
             *(sys.executable, "-m", "penstock.cli.main", "up", *places, *engine, *ports, "--console", "off", *flags),

@@ -22,6 +22,8 @@ TITLES = {
     "raw": "The program without a server",
     "served": "The same program served by a bare Triton",
     "jpeg": "JPEG over HTTP through `penstock up`, answered by classes",
+    "image": "/image of a gateway with the embedded engine: one ONNX model on the GPU, and on the CPU with an instance "
+    "a core",
     "agreement": "Answers compared with the CPU's in FP32: boxes of one class by IoU (a box within the border of the "
     "threshold may be missing), top classes without ties",
 }

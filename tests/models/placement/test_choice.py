@@ -38,13 +38,15 @@ def gpu(rate: float, precision: Precision = FP32, **changes: object) -> Placemen
         ([gpu(300), gpu(910, FP16, is_compared=False, agreement="")], (Device.GPU, FP32),
          "runs on the GPU in FP32: 3.0 times the CPU's rate; 9 boxes overlap at least 0.994; not in FP16, because the "
          "trial pictures gave no result to compare"),
+        ([gpu(300, is_compared=False, agreement="")], (Device.GPU, FP32),
+         "runs on the GPU in FP32: 3.0 times the CPU's rate"),
         ([gpu(80), gpu(105, FP16)], (Device.CPU, FP32),
          "runs on the CPU: the GPU in FP16: 1.1 times the CPU's rate; the GPU in FP32: 0.8 times the CPU's rate"),
         ([gpu(0, problem=NO_CUDA, rows_per_s=()), gpu(0, FP16, problem=NO_CUDA, rows_per_s=())], (Device.CPU, FP32),
          f"runs on the CPU: {NO_CUDA}"),
         ([], (Device.CPU, FP32), "runs on the CPU"),
     ],
-    ids=["fp16", "fp16-gains-little", "fp16-differs", "nothing-found", "slow-gpu", "no-cuda", "only-cpu"],
+    ids=["fp16", "fp16-gains-little", "fp16-differs", "nothing-found", "no-result", "slow-gpu", "no-cuda", "cpu"],
 )  # fmt: skip
 def test_fastest_placement_with_the_same_answers_is_chosen(
     trials: list[PlacementTrial], chosen: tuple[Device, Precision], why: str

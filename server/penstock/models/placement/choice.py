@@ -91,7 +91,8 @@ class PlacementTrial(msgspec.Struct, frozen=True, kw_only=True):
         """Why it is not chosen by itself; empty if it can be."""
         if self.problem or self.disagreement:
             return self.problem or self.disagreement
-        return "" if self.is_compared else "the trial pictures gave no result to compare"
+        is_exact = self.is_compared or self.precision is Precision.FP32  # the engine checks the outputs when it loads
+        return "" if is_exact else "the trial pictures gave no result to compare"
 
 
 class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
