@@ -120,6 +120,27 @@ def unsupported_operator(file: Path) -> BuildRequest:
     return request_for(write(file, "Bernoulli", [1, 4]))
 
 
+def quantised_for_cpus(file: Path) -> BuildRequest:
+    """One QuantizeLinear with a zero point."""
+    values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
+    constants = [
+        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.1]),
+        helper.make_tensor("zero", TensorProto.UINT8, [], [128]),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", values, result, constants),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(model, file)
+    return request_for(file)
+
+
 def too_slow(file: Path) -> BuildRequest:
     return replace(request_for(write(file, "Relu", [1, 4])), limits=BuildLimits(wall_s=0.01))
 
@@ -135,6 +156,7 @@ def too_large(file: Path) -> BuildRequest:
         (missing, "No such file"),
         (unknown_operator, "builds no engine for 8.9: it does not have operator Foo (node"),
         (unsupported_operator, "builds no engine for 8.9: it does not have operator Bernoulli (node"),
+        (quantised_for_cpus, "has a zero point, as of INT8 for CPUs: build the float model"),
         (too_slow, "no engine for 8.9 was built in 0.01 s; it was stopped"),
         (too_large, "bytes (limit 1024)"),
     ],

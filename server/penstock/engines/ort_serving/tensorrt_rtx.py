@@ -1,4 +1,4 @@
-"""TensorRT-RTX engines beside a model: their names. `penstock models build` writes them."""
+"""Names of TensorRT-RTX engines beside a model. `penstock models build` writes them."""
 
 import hashlib
 

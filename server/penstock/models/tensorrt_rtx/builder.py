@@ -19,6 +19,7 @@ _MAX_REASON = 300
 _SHOWN_STEPS = 50  # of a phase; others would send a message a node
 _NO_OPERATOR = (trt.ErrorCode.UNSUPPORTED_NODE, trt.ErrorCode.UNSUPPORTED_GRAPH)
 _NO_PLUGIN = "Plugin not found"
+_ZERO_POINT = "Non-zero zero point"
 IR_VERSION = 10
 
 
@@ -119,6 +120,8 @@ def _parse(request: BuildRequest, network: Any, log: _Log) -> None:
     node = f"operator {error.node_operator()} (node {error.node_name() or error.node()!r})"
     if error.code() in _NO_OPERATOR or _NO_PLUGIN in error.desc():
         raise CannotBuild(f"{_what(request)}: it does not have {node}, or not in this form")
+    if _ZERO_POINT in error.desc():
+        raise CannotBuild(f"{_what(request)}: {node} has a zero point, as of INT8 for CPUs: build the float model")
     raise CannotBuild(f"{_what(request)}: {node}: {' '.join(error.desc().split())[:_MAX_REASON]}")
 
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from penstock.gpu.tensorrt import advise_tensorrt, capability_text
+from penstock.gpu.tensorrt import MIN_DRIVER, TensorRtAdvice, advise_tensorrt, capability_text
 from penstock.models.tensorrt_rtx.build import BuiltEngine, Shape
 from penstock.models.tensorrt_rtx.layers import FusionTable
 
 ADDED = "(added by TensorRT)"  # in place of operators
+SERVED = "ONNX Runtime's TensorRT-RTX plug-in serves it"
 NEVER_RUN = "It was built on a CPU; no GPU ran it."
 
 
@@ -35,8 +36,14 @@ def summary_lines(built: BuiltEngine) -> list[str]:
         f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them hold several "
         f"nodes; {table.control_count} further layers only order streams or compute shapes",
         *_folded(table),
-        f"such a card takes {advice.sentence}",
+        _served(advice),
     ]
+
+
+def _served(advice: TensorRtAdvice) -> str:
+    if advice.is_served:
+        return f"{SERVED}, with driver {MIN_DRIVER} or newer; Penstock never ran it on such a card"
+    return f"such a card takes {advice.sentence}"
 
 
 def _folded(table: FusionTable) -> list[str]:
