@@ -87,6 +87,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> runners.GraphRunner:
     names = ("synchronize", "empty_cache", "set_stream", "current_stream", "graph_pool_handle")
     cuda = SimpleNamespace(Stream=PlayedStream, Event=PlayedEvent, CUDAGraph=PlayedGraph, graph=capturing)
     cuda.__dict__.update({name: lambda *_: None for name in names}, stream=lambda _: nullcontext())
+    cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=0)
     monkeypatch.setattr(torch, "cuda", cuda)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda shape, pin_memory=False, **rest: empty(shape, **rest))

@@ -46,6 +46,9 @@ class PlayedRun:
             raise RuntimeError("the run failed")
         return (self._host,)
 
+    def memory(self) -> tuple[Any, ...]:
+        return (self._host,)
+
 
 class PlayedRunner:
     """Twice each number, by two slots in turn."""
@@ -211,6 +214,19 @@ def test_requests_of_unlike_widths_leave_the_answers_in_flight_alone(
         assert not runner.has_begun_more.wait(A_WHILE_S)
         runner.let.set()
     assert desk.wait(2) == [("first", [[STUCK * 2]]), ("beside", [[10.0], [10.0], [10.0]])]
+
+
+def test_outcomes_are_expected_where_they_will_be(runner: PlayedRunner) -> None:
+    """Responses are made while the GPU computes: each request's rows are there when `finish` returns."""
+    instance = Instance(spec(), runner)
+    started = instance.begin([TorchRequest((rows(STUCK),)), TorchRequest((rows(3.0),))], lambda: None)
+    expected = instance.expected(started)
+    runner.hosts[0][:2] = 5.0  # the GPU writes now
+    runner.let.set()
+    instance.finish(started)
+    assert [outcome[0].ravel().tolist() for outcome in expected if isinstance(outcome, tuple)] == [[5.0], [5.0]]
+    unlike = instance.begin([TorchRequest((rows(1.0, columns=width),)) for width in (1, 2)], lambda: None)
+    assert instance.expected(unlike) == instance.finish(unlike), "these were answered at once"
 
 
 def test_requests_that_may_not_be_merged_run_one_by_one(runner: PlayedRunner) -> None:

@@ -19,7 +19,7 @@ from penstock.engines.torch_serving.config import (
     thread_percentage,
 )
 from penstock.engines.torch_serving.instance import RunGroup, group_requests
-from penstock.engines.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
+from penstock.engines.torch_serving.staging import Mapping, PinnedRegions, PitchedRows, shared_mappings
 from tests.support.stack import CHECKOUT
 
 REGION = "/dev/shm/triton_python_backend_shm_region_1"
@@ -210,6 +210,7 @@ def test_requests_of_one_shape_share_a_run_up_to_the_largest_batch() -> None:
     """In their order; what no longer fits begins another."""
     shapes = [((3, 5),), ((2, 5),), ((4, 5),), ((1, 5),)]
     assert group_requests(shapes, 8) == [RunGroup((0, 1), (3, 2)), RunGroup((2, 3), (4, 1))]
+    assert group_requests([((9, 5),), ((1, 5),)], 8) == [RunGroup((0,), (9,)), RunGroup((1,), (1,))]
 
 
 def test_requests_of_unlike_shapes_run_apart() -> None:
@@ -281,6 +282,38 @@ def test_region_that_the_driver_refuses_is_not_asked_for_again() -> None:
     regions = PinnedRegions(driver.lock, driver.unlock, driver.maps)
     assert [regions.pin(0x1000), regions.pin(0x1001)] == [False, False]
     assert driver.asked == 1
+
+
+def gathered(driver: Driver, addresses: list[int], width: int = 0x100) -> list[PitchedRows]:
+    """The copies of one gather of such blocks; empty if they are to be copied one by one."""
+    copies: list[PitchedRows] = []
+
+    def copy(target: int, rows: PitchedRows, stream: int) -> bool:
+        assert (target, stream) == (7, 8)
+        copies.append(rows)
+        return True
+
+    regions = PinnedRegions(driver.lock, driver.unlock, driver.maps, copy=copy)
+    assert regions.gather(7, addresses, width, 8) is bool(copies)
+    return copies
+
+
+def test_tensors_at_equal_distances_in_one_region_are_copied_at_once() -> None:
+    """As Triton's backend lays a batch out: between them stand its own records."""
+    region = Driver(lines((0x1000, 0x9000, REGION)))
+    assert gathered(region, [0x1100, 0x1220, 0x1340]) == [PitchedRows(0x1100, 0x120, 0x100, 3)]
+    assert gathered(region, [0x1100, 0x1200]) == [PitchedRows(0x1100, 0x100, 0x100, 2)]
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [[0x1100, 0x1220, 0x1350], [0x1220, 0x1100], [0x1100, 0x1180], [0x1100, 0x1100], [0x1100, 0x9100], [0xA00, 0x1100]],
+)
+def test_tensors_that_lie_otherwise_are_not_copied_at_once(addresses: list[int]) -> None:
+    """Unequal distances, descending, overlapping, one tensor twice, two regions, or memory that is not page-locked."""
+    maps = lines((0x1000, 0x9000, REGION), (0x9000, 0xA000, f"{REGION}_2"))
+    assert gathered(Driver(maps), addresses) == []
+    assert gathered(Driver(maps, refuses=True), [0x1100, 0x1220]) == []
 
 
 def test_memory_in_no_shared_region_is_left_alone() -> None:

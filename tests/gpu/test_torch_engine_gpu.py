@@ -7,6 +7,7 @@ PENSTOCK_ENGINE_ENVIRONMENT names the environment of Triton and its models, whic
 
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +115,33 @@ def test_graphs_of_pixels_answer_what_the_cpu_answers(
     pixels = (programs.images(5) * 255).byte()
     (answer,) = runner.begin([[pixels[:2], pixels[2:]]], 5).outputs()
     assert_near(answer, reference(pixels.float() / 255), TOLERANCES["fp16"])
+
+
+def test_requests_at_equal_distances_in_shared_memory_are_gathered_by_one_copy(
+    torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
+) -> None:
+    """As Triton's backend lays them out; at unequal distances they are copied one by one, with the same answers."""
+    runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True))
+    images, calls = programs.images(ROWS, seed=7), []
+    copy = runner._pinned._copy
+    runner._pinned._copy = lambda *arguments: calls.append(copy(*arguments)) or calls[-1]
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        size, gap = images[0].nbytes, 992
+        file.truncate((ROWS + 1) * (size + gap))
+        region = torch.from_file(file.name, shared=True, size=(ROWS + 1) * (size + gap), dtype=torch.uint8)
+
+        def placed(offsets: list[int]) -> list[Any]:
+            parts = [region[at : at + size].view(torch.float32).view(1, 3, 32, 32) for at in offsets]
+            for part, image in zip(parts, images, strict=True):
+                part.copy_(image[None])
+            return parts
+
+        even = [number * (size + gap) for number in range(ROWS)]
+        for offsets, copies in ((even, [True]), ([*even[:-1], even[-1] + 16], [])):
+            calls.clear()
+            (answer,) = runner.begin([placed(offsets)], ROWS).outputs()
+            assert_near(answer, reference(images), TOLERANCES["fp16"])
+            assert calls == copies
 
 
 def test_batches_in_flight_keep_their_own_rows(

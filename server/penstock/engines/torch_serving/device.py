@@ -16,7 +16,7 @@ from .dtypes import WIRE_TYPES
 from .instance import Instance, Reader, Runner, TorchRequest
 from .program import Loaded, load_program
 from .runners import EagerRunner, GraphRunner
-from .staging import PinnedRegions
+from .staging import CopyRows, PinnedRegions, PitchedRows
 
 
 def array_runner(instance: Instance, spec: EngineSpec) -> Callable[[dict[str, Any]], dict[str, Any] | str]:
@@ -140,9 +140,58 @@ def exit_after(seconds: float = _EXIT_DELAY_S) -> None:
     threading.Timer(seconds, os._exit, (_BROKEN_CONTEXT_EXIT,)).start()
 
 
+class _Copy2d(ctypes.Structure):
+    """The driver's CUDA_MEMCPY2D_v2."""
+
+    _fields_ = (
+        ("src_x_bytes", ctypes.c_size_t),
+        ("src_y", ctypes.c_size_t),
+        ("src_memory_type", ctypes.c_uint),
+        ("src_host", ctypes.c_void_p),
+        ("src_device", ctypes.c_uint64),
+        ("src_array", ctypes.c_void_p),
+        ("src_pitch", ctypes.c_size_t),
+        ("dst_x_bytes", ctypes.c_size_t),
+        ("dst_y", ctypes.c_size_t),
+        ("dst_memory_type", ctypes.c_uint),
+        ("dst_host", ctypes.c_void_p),
+        ("dst_device", ctypes.c_uint64),
+        ("dst_array", ctypes.c_void_p),
+        ("dst_pitch", ctypes.c_size_t),
+        ("width_bytes", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+_HOST, _DEVICE = 1, 2  # CUmemorytype
+
+
+def _row_copier(driver: ctypes.CDLL) -> CopyRows:
+    """Copies page-locked rows by one call of the driver, in the calling thread's CUDA context."""
+    copy = driver.cuMemcpy2DAsync_v2
+    copy.argtypes = (ctypes.POINTER(_Copy2d), ctypes.c_void_p)
+
+    def copy_rows(target: int, rows: PitchedRows, stream: int) -> bool:
+        description = _Copy2d(
+            src_memory_type=_HOST,
+            src_host=rows.address,
+            src_pitch=rows.pitch,
+            dst_memory_type=_DEVICE,
+            dst_device=target,
+            dst_pitch=rows.width,
+            width_bytes=rows.width,
+            height=rows.count,
+        )
+        return int(copy(ctypes.byref(description), stream)) == 0
+
+    return copy_rows
+
+
 def pinned_regions() -> PinnedRegions:
     """Page-locks memory for this process's CUDA context. Not by torch, whose next kernel would report a failure."""
     driver = ctypes.CDLL("libcuda.so.1")
     lock, unlock = driver.cuMemHostRegister_v2, driver.cuMemHostUnregister
     lock.argtypes, unlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint), (ctypes.c_void_p,)
-    return PinnedRegions(lambda address, size: lock(address, size, 0) == 0, lambda address, _: unlock(address))
+    return PinnedRegions(
+        lambda address, size: lock(address, size, 0) == 0, lambda address, _: unlock(address), copy=_row_copier(driver)
+    )

@@ -70,14 +70,18 @@ def group_requests(shapes: Sequence[tuple[Shape, ...]], most_rows: int) -> list[
     """Groups of requests with the same row shapes and at most most_rows rows. most_rows: 0 without batching."""
     if not most_rows:
         return [RunGroup((place,), (1,)) for place in range(len(shapes))]
-    open_groups: dict[tuple[Shape, ...], list[list[int]]] = {}
+    groups: list[list[int]] = []
+    open_groups: dict[tuple[Shape, ...], tuple[list[int], int]] = {}  # the last group of a shape, and its rows so far
     for place, shape in enumerate(shapes):
-        alike = open_groups.setdefault(tuple(one[1:] for one in shape), [[]])
-        if alike[-1] and sum(shapes[other][0][0] for other in alike[-1]) + shape[0][0] > most_rows:
-            alike.append([])
-        alike[-1].append(place)
-    members = [places for alike in open_groups.values() for places in alike]
-    return [RunGroup(tuple(places), tuple(shapes[place][0][0] for place in places)) for places in members]
+        kind, rows = tuple(one[1:] for one in shape), shape[0][0]
+        members, row_count = open_groups.get(kind, ([], 0))
+        if members and row_count + rows > most_rows:
+            members, row_count = [], 0
+        if not members:
+            groups.append(members)
+        members.append(place)
+        open_groups[kind] = members, row_count + rows
+    return [RunGroup(tuple(places), tuple(shapes[place][0][0] for place in places)) for places in groups]
 
 
 class PendingRun(Protocol):
@@ -85,6 +89,9 @@ class PendingRun(Protocol):
 
     def outputs(self) -> tuple[Any, ...]:
         """Waits for the outputs in host memory. Read them before `slots` more runs start, which overwrite them."""
+
+    def memory(self) -> tuple[Any, ...]:
+        """Where the outputs will be, without waiting."""
 
 
 class Runner(Protocol):
@@ -166,6 +173,13 @@ class Instance:
         answers = _finish(started.run)
         return [answers[place] for place in range(len(started.requests))]
 
+    def expected(self, started: StartedBatch) -> list[Outcome]:
+        """The outcomes of `finish`, before they are computed: the memory has its values when `finish` returns."""
+        if started.run is None:
+            return started.answered
+        answers = _split(started.run, started.run.pending.memory())
+        return [answers[place] for place in range(len(started.requests))]
+
     def _answer(self, requests: Sequence[TorchRequest], runs: Sequence[RunGroup]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         for group in runs:
@@ -227,6 +241,10 @@ def _error_text(wrong: dict[int, str], rows: int) -> str:
 def _finish(run: _Run) -> dict[int, Outcome]:
     with stage("output"):
         outputs = run.pending.outputs()
+    return _split(run, outputs)
+
+
+def _split(run: _Run, outputs: tuple[Any, ...]) -> dict[int, Outcome]:
     if len(run.group.places) == 1:
         place = run.group.places[0]
         return {place: run.refused.get(place, outputs)}

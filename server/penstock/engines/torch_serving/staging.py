@@ -1,15 +1,38 @@
 """Page-locks the shared-memory regions of request tensors, because copies from pageable memory block.
 
-Triton's Python backend has them in a growing file of /dev/shm; each growth is a new mapping, and old ones stay.
+Triton's Python backend has them in a growing file of /dev/shm; each growth is a new mapping, and old ones stay. The
+tensors of a batch usually lie in it one after the other at equal distances, so that one copy gathers them.
 """
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 SHARED_MEMORY = "/dev/shm/"
 _OWN_MAPPINGS = Path("/proc/self/maps")
+
+
+@dataclass(frozen=True)
+class PitchedRows:
+    """Blocks of width bytes in host memory, their begins pitch bytes apart."""
+
+    address: int
+    pitch: int
+    width: int
+    count: int
+
+
+# (device address, rows, CUDA stream): copies them without gaps. False: the driver refused, nothing was copied.
+CopyRows = Callable[[int, PitchedRows, int], bool]
+
+
+def pitch_of(addresses: Sequence[int], width: int) -> int:
+    """The distance of the ascending addresses if it is one and at least width; else 0."""
+    pitch = addresses[1] - addresses[0]
+    is_even = all(after - before == pitch for before, after in pairwise(addresses))
+    return pitch if is_even and pitch >= width else 0
 
 
 @dataclass(frozen=True, order=True)
@@ -33,26 +56,46 @@ def shared_mappings(lines: Iterable[str]) -> list[Mapping]:
 
 
 class PinnedRegions:
-    """Page-locks an address's region at its first use. lock, unlock: (address, size); failures are not retried."""
+    """Page-locks an address's region at its first use. lock, unlock: (address, size); failures are not retried.
+
+    copy: to the GPU; by default nothing is gathered.
+    """
 
     def __init__(
         self,
         lock: Callable[[int, int], bool],
         unlock: Callable[[int, int], None],
         read: Callable[[], Iterable[str]] = lambda: _OWN_MAPPINGS.read_text().splitlines(),
+        *,
+        copy: CopyRows = lambda *_: False,
     ) -> None:
         self._lock = lock
         self._unlock = unlock
         self._read = read
+        self._copy = copy
         self._known: list[Mapping] = []
         self._locked: set[Mapping] = set()
 
     def pin(self, address: int) -> bool:
         """Whether the address is in page-locked memory now; False outside of shared memory."""
-        place = bisect.bisect_right(self._known, address, key=lambda mapping: mapping.begin) - 1
+        place = self._place(address)
         if place < 0 or address >= self._known[place].end:
             return self._lock_region(address)
         return self._known[place] in self._locked
+
+    def gather(self, target: int, addresses: Sequence[int], width: int, stream: int) -> bool:
+        """Whether the blocks were copied by one call: all in one page-locked region, at equal distances.
+
+        target: the GPU's address. width: of each block, bytes. The copy is asynchronous, on the CUDA stream.
+        """
+        first, last = addresses[0], addresses[-1]
+        pitch = pitch_of(addresses, width)
+        if not pitch or not self.pin(first) or not self.pin(last) or self._place(first) != self._place(last):
+            return False
+        return self._copy(target, PitchedRows(first, pitch, width, len(addresses)), stream)
+
+    def _place(self, address: int) -> int:
+        return bisect.bisect_right(self._known, address, key=lambda mapping: mapping.begin) - 1
 
     def _lock_region(self, address: int) -> bool:
         mapping = next((one for one in shared_mappings(self._read()) if one.begin <= address < one.end), None)

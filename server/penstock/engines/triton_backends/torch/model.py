@@ -63,6 +63,7 @@ class TritonPythonModel:
         if why := _why_not_merged(opened.instance, self._spec, config, is_gpu=is_gpu):
             opened.instance.merge_nothing()
             pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
+        self._reads_at_end = self._tensors_are_read_at_the_end()
         self._pipeline = (
             Pipeline(opened.instance, self._deliver, report=self._log, enter=opened.enter_thread)
             if self._spec.batches_in_flight > 1
@@ -78,9 +79,23 @@ class TritonPythonModel:
         if self._pipeline is not None:
             return self._put(self._pipeline, requests)
         try:
-            return self._responses(self._instance.answer([self._ask(request) for request in requests]))
+            started = self._instance.begin([self._ask(request) for request in requests], _nothing)
+            if not self._reads_at_end:
+                return self._responses(self._instance.finish(started))
+            responses = self._responses(self._instance.expected(started))
+            self._instance.finish(started)
+            return responses
         except Exception as error:  # noqa: BLE001  root: Triton would send the client a traceback
             return self._failed(error, len(requests))
+
+    def _tensors_are_read_at_the_end(self) -> bool:
+        """Whether Triton reads a response's memory after execute returns: then it is made while the GPU computes."""
+        import torch
+
+        rows = torch.zeros(1)
+        tensor = pb_utils.Tensor.from_dlpack("rows", self._to_dlpack(rows))
+        rows.fill_(1.0)
+        return bool(self._from_dlpack(tensor.to_dlpack())[0] == 1.0)
 
     def _put(self, pipeline: Pipeline, requests: Sequence[Any]) -> list[Any] | None:
         senders = [request.get_response_sender() for request in requests]
@@ -160,6 +175,10 @@ def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_
         inputs = [row_trial.InputSpec(spec.inputs[0].name, "BYTES", (1,))]
     trial = row_trial.row_trial(inputs, tolerance, takes_pictures=spec.pictures is not None)
     return row_trial.run_trial(trial, array_runner(instance, spec))
+
+
+def _nothing() -> None:
+    """No batch is in flight."""
 
 
 def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
