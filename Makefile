@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 # uv is quick; pip is the way out where only pip is configured for this machine's index. A lock is whole: nothing is
 # resolved anew, so that what requirements/overrides.in leaves out stays out.
 install = $(BIN)/uv pip install -q --no-deps --python $(1)/bin/python --require-hashes $(2) || $(BIN)/pip --python $(1)/bin/python install -q --no-deps --require-hashes $(2)
+uninstall = $(BIN)/uv pip uninstall -q --python $(1)/bin/python $(2) || $(BIN)/pip --python $(1)/bin/python uninstall -q -y $(2)
 LOCKS := requirements/bootstrap.txt requirements/load.txt
 TRITON_LOCKS := requirements/triton.txt requirements/triton-server.txt
 # Triton's wheel is for Linux on x86-64 with glibc 2.35 or newer.
@@ -23,23 +24,25 @@ CLIENTS_VENV := .venv-clients
 CLIENTS_LOCKS := requirements/clients.txt requirements/perf-analyzer.txt
 CLIENTS := $(if $(RUNS_TRITON),$(CLIENTS_VENV)/.ready)
 TRITON := $(if $(RUNS_TRITON),$(TRITON_VENV)/.ready,no-triton)
+# After `make gpu`, what installs onnxruntime anew is followed by what replaces it with onnxruntime-gpu.
+GPU := $(if $(wildcard $(VENV)/.gpu),$(VENV)/.gpu)
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
+up: $(VENV)/.base $(GPU) $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
 	@exec $(BIN)/penstock up $(ARGS)
 
-serve: $(VENV)/.base $(TRITON)  ## the same with a model of yours (MODEL=best.onnx ARGS="--labels names.txt")
+serve: $(VENV)/.base $(GPU) $(TRITON)  ## the same with a model of yours (MODEL=best.onnx ARGS="--labels names.txt")
 	@[ -n '$(MODEL)' ] || { echo 'give your model file: make serve MODEL=best.onnx'; exit 2; }
 	@exec $(BIN)/penstock serve '$(MODEL)' $(ARGS)
 
-gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)
+gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch and onnxruntime-gpu for models on a GPU, and what decodes video there (7 GB; CUDA 13: driver 580, Turing or newer)
 
-test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
+test: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 3 -p tests.work_units -m "not long and not gpu" $(ARGS)
 
-test-gpu: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s")
+test-gpu: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s")
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }
 	@$(BIN)/python -m pytest -p no:randomly -m gpu -rs --timeout 300 tests/gpu $(ARGS)
 
@@ -92,15 +95,17 @@ no-triton:
 	@echo "no Triton here (its wheel is for Linux on x86-64 with glibc 2.35 or newer): the embedded engine serves"
 
 $(TRITON_VENV)/.ready: $(TRITON_LOCKS) | $(VENV)/.base
-	@$(BIN)/penstock setup triton --folder $(TRITON_VENV)
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) $(if $(wildcard $(TRITON_VENV)/.gpu),--gpu)
 	@touch $@
 
 $(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
 	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) --gpu
 	@touch $@
 
-$(VENV)/.gpu: $(VENV)/.base requirements/video-gpu.txt
+$(VENV)/.gpu: $(VENV)/.base $(wildcard $(VENV)/.dev) requirements/video-gpu.txt requirements/engine-gpu.txt
 	@echo "adding what decodes video on a GPU to $(VENV)" && $(call install,$(VENV),-r requirements/video-gpu.txt)
+	@echo "replacing onnxruntime by onnxruntime-gpu in $(VENV)" && $(call uninstall,$(VENV),onnxruntime onnxruntime-gpu)
+	@$(call install,$(VENV),-r requirements/engine-gpu.txt)
 	@touch $@
 
 $(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)

@@ -25,6 +25,7 @@ LOCKS: dict[str, list[str]] = {
         *OVERRIDES,
     ],
     "video-gpu.txt": ["requirements/video-gpu.in", "-c", "requirements/load.txt"],
+    "engine-gpu.txt": ["requirements/engine-gpu.in", "-c", "requirements/load.txt"],
     "locust.txt": ["requirements/locust.in", "-c", "requirements/load.txt"],
     "triton.txt": ["requirements/triton.in"],
     "triton-gpu.txt": ["requirements/triton-gpu.in", "-c", "requirements/triton.txt"],

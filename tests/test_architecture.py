@@ -31,7 +31,7 @@ IN_TRITONS_ENVIRONMENT = (
 )
 TRITONS_ENVIRONMENT = {
     *("numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving", "row_trial"),
-    *("torch", "torchvision", "torch_serving"),  # of `make gpu`: only the backend torch has them
+    *("torch", "torchvision", "torch_serving", "onnx"),  # of `make gpu`: what uses them does not need them elsewhere
 }
 UNDER_TWO_NAMES = (
     "server/penstock/engines/(ort|torch)_serving/"  # beside Triton's model.py, too: its imports are relative

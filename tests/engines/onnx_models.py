@@ -90,6 +90,13 @@ def plus(addend: float) -> onnx.ModelProto:
     return _model([node], inputs, outputs, initializers=[constant])
 
 
+def minus_batch_mean() -> onnx.ModelProto:
+    """x [N, 3] → y = x - mean of x over the rows of the batch: rows depend on each other."""
+    mean = helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1)
+    nodes = [mean, helper.make_node("Sub", ["x", "mean"], ["y"])]
+    return _model(nodes, [_value("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, ("N", 3))])
+
+
 def plus_optional() -> onnx.ModelProto:
     """x [3] → y = x + bias, where bias [1] is 5 unless the request brings another."""
     bias = numpy_helper.from_array(np.array([5], np.float32), "bias")

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.engines.embedded import model_version
 from penstock.engines.embedded.engine import EmbeddedEngine
+from penstock.engines.ort_serving.config import OrtDeviceLost
 from penstock.engines.ort_serving.session import OrtModel
 from penstock.protocol.engine import ModelState
 from penstock.protocol.errors import (
@@ -220,6 +222,24 @@ async def test_failure_inside_the_thread_is_one_requests_failure(
     statistics = engine.statistics("plus")[0].inference_stats
     assert (statistics.success.count, statistics.fail.count) == (1, 1)
     assert b'nv_inference_request_failure{model="plus",version="1",reason="BACKEND"} 1' in await engine.metrics()
+
+
+async def test_lost_gpu_ends_the_process_which_is_then_started_again(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later request could succeed: clients get 503, and the stack starts the gateway anew."""
+    plus(repository, 1)
+    await engine.load("plus")
+    ends: list[str] = []
+
+    def lose(*_: object) -> None:
+        raise OrtDeviceLost("cudaStreamSynchronize: an illegal memory access was encountered")
+
+    monkeypatch.setattr(OrtModel, "run", lose)
+    monkeypatch.setattr(model_version, "exit_after", lambda: ends.append("end"))
+    with pytest.raises(EngineUnavailable, match="the CUDA context is lost, and the process restarts: cudaStream"):
+        await y_of(engine)
+    assert ends == ["end"]
 
 
 async def test_no_thread_to_be_had_is_one_requests_failure(

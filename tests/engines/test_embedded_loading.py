@@ -226,7 +226,10 @@ async def test_model_on_gpu_runs_on_the_cpu_with_a_warning(engine: EmbeddedEngin
     with capture_logs() as logs:
         await engine.load("plus")
     reasons = [entry["reason"] for entry in logs if entry["log_level"] == "warning"]
-    assert reasons == ["instance on GPU 1 runs on the CPU: this onnxruntime has no CUDAExecutionProvider"]
+    assert reasons == [
+        "the model runs on the CPU instead of GPU 1: onnxruntime-gpu is not installed here (make gpu, or penstock "
+        "setup triton --gpu)"
+    ]
     assert engine.facts("plus") == EngineFacts(fallbacks=tuple(reasons))
     assert await y_of(engine) == [2, 3, 4]
 

@@ -15,6 +15,7 @@ from penstock.engines.ort_serving.placement import (
     default_buckets,
     gpu_settings,
     read_facts,
+    unused_accelerators,
     why_no_cuda,
     why_no_graph,
 )
@@ -132,6 +133,38 @@ def test_why_no_cuda_names_the_package_to_install(
     why = why_no_cuda(available, installed)
     assert why.startswith(sentence) if not sentence else sentence in why
     assert bool(why) == bool(sentence)
+
+
+def with_accelerator(kind: str, name: str) -> dict[str, Any]:
+    """A configuration with one accelerator."""
+    return config(optimization={"execution_accelerators": {f"{kind}_execution_accelerator": [{"name": name}]}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "sentences"),
+    [
+        ("cpu", "openvino", ["the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used"]),
+        (
+            "gpu",
+            "tensorrt",
+            [
+                "the GPU accelerator tensorrt is used by Triton of NGC only: here ONNX Runtime's own kernels run the "
+                "model"
+            ],
+        ),
+        ("gpu", "cuda", []),
+    ],
+)
+def test_unused_accelerators_are_stated(kind: str, name: str, sentences: list[str]) -> None:
+    """What only NGC's backend has is not silently left out."""
+    assert list(unused_accelerators(with_accelerator(kind, name))) == sentences
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_unknown_accelerator_is_rejected(kind: str) -> None:
+    """As NGC's backend does."""
+    with pytest.raises(OrtLoadError, match=f"unknown {kind.upper()} execution accelerator 'warp'"):
+        unused_accelerators(with_accelerator(kind, "warp"))
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,7 @@ from penstock.engines.ort_serving.config import (
     refuse_numpy_2,
     validate,
 )
-from penstock.engines.ort_serving.session import (
-    OrtModel,
-    model_path,
-    open_for_reading,
-    ort_error_text,
-    select_providers,
-    session_options,
-)
+from penstock.engines.ort_serving.session import OrtModel, model_path, open_for_reading, ort_error_text, session_options
 from penstock.engines.ort_serving.threads import ThreadBudget, available_cores, cgroup_quota, thread_budget
 from tests.engines import onnx_models
 
@@ -292,50 +285,6 @@ def test_run_with_arena_shrinkage_still_answers(tmp_path: Path) -> None:
     wanted = config() | parameters(memory__enable_memory_arena_shrinkage="cpu:0")
     x = np.ones((2, 3), np.float32)
     assert OrtModel(session, read_signature(session), wanted).run(["y"], {"x": x})[0].tolist() == x.tolist()
-
-
-def test_place_gpu_without_cuda_warns_and_uses_the_cpu() -> None:
-    """On a machine with a GPU Triton puts a model without instance_group there; this onnxruntime has no CUDA."""
-    placement = select_providers({}, kind="GPU", device_id=1, available=["CPUExecutionProvider"])
-    assert placement.providers == ["CPUExecutionProvider"]
-    assert placement.warnings == ["instance on GPU 1 runs on the CPU: this onnxruntime has no CUDAExecutionProvider"]
-    assert (placement.facts.device, placement.facts.fallbacks) == ("cpu", tuple(placement.warnings))
-
-
-def test_place_gpu_with_cuda_takes_the_device_and_its_options() -> None:
-    """NGC's `cuda` accelerator hands its parameters through."""
-    accelerators = {
-        "gpu_execution_accelerator": [{"name": "cuda", "parameters": {"cudnn_conv_use_max_workspace": "0"}}]
-    }
-    wanted = {"optimization": {"execution_accelerators": accelerators}}
-    placement = select_providers(
-        wanted, kind="GPU", device_id=1, available=["CUDAExecutionProvider", "CPUExecutionProvider"]
-    )
-    name, options = placement.providers[0]
-    assert name == "CUDAExecutionProvider"
-    assert (options["device_id"], options["cudnn_conv_use_max_workspace"]) == ("1", "0")
-    assert placement.facts.device == "cuda:1"
-
-
-@pytest.mark.parametrize("kind", ["CPU", "GPU"])
-def test_place_tensorrt_accelerator_is_mentioned(kind: str) -> None:
-    """TensorRT is in NGC's backend only: the log says what runs the model instead."""
-    wanted = {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}}}
-    available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    placement = select_providers(wanted, kind=kind, device_id=0, available=available)
-    sentence = (
-        "the GPU accelerator tensorrt is used by Triton of NGC only: here ONNX Runtime's own kernels run the model"
-    )
-    assert (placement.warnings, placement.facts.fallbacks) == ([sentence], (sentence,))
-
-
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_place_unknown_accelerator_is_refused(kind: str) -> None:
-    """As NGC's backend does."""
-    accelerators = {f"{kind}_execution_accelerator": [{"name": "warp"}]}
-    wanted = {"optimization": {"execution_accelerators": accelerators}}
-    with pytest.raises(OrtLoadError, match=f"unknown {kind.upper()} execution accelerator 'warp'"):
-        select_providers(wanted, kind="CPU", device_id=0, available=["CPUExecutionProvider"])
 
 
 def test_thread_budget_counts_all_instances_of_the_model() -> None:

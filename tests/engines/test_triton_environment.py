@@ -51,6 +51,33 @@ def test_setup_makes_the_environment_once(tmp_path: Path, installed: list[str]) 
     assert installed[2:] == ["triton.txt", "triton-gpu.txt", "triton-server.txt"]
 
 
+def test_setup_leaves_exactly_one_onnxruntime(
+    tmp_path: Path, installed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime-gpu replaces onnxruntime, and the other way round, because both write the same files."""
+    removed: list[tuple[str, ...]] = []
+
+    def install(python: Path, lock: Path) -> None:
+        site_packages = next((python.parents[1] / "lib").glob("python*")) / "site-packages"
+        name = {"triton": "onnxruntime", "triton-gpu": "onnxruntime_gpu"}.get(lock.stem)
+        if name:
+            (site_packages / f"{name}-1.31.1.dist-info").mkdir(exist_ok=True)
+
+    def uninstall(python: Path, names: tuple[str, ...]) -> None:
+        removed.append(names)
+        for folder in python.parents[1].glob("lib/python*/site-packages/onnxruntime*"):
+            folder.rmdir()
+
+    monkeypatch.setattr(environment, "_install", install)
+    monkeypatch.setattr(environment, "_uninstall", uninstall)
+    for has_gpu, name in ((False, "onnxruntime"), (True, "onnxruntime_gpu"), (False, "onnxruntime")):
+        setup = TritonSetup(tmp_path / "triton", has_gpu=has_gpu)
+        assert steps_of(setup)
+        (found,) = setup.folder.glob("lib/python*/site-packages/onnxruntime*")
+        assert found.name == f"{name}-1.31.1.dist-info"
+    assert removed == [("onnxruntime", "onnxruntime-gpu")] * 2
+
+
 def test_setup_that_was_interrupted_goes_on(
     tmp_path: Path, installed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

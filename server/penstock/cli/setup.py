@@ -23,7 +23,9 @@ def _setup() -> None:
 def triton(
     folder: Annotated[Path | None, typer.Option(help="where its environment is made [HOME/triton]")] = None,
     python: Annotated[Path | None, typer.Option(help="a Python 3.11 or 3.12 [this one, else one on PATH]")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="with PyTorch for models on a GPU (5 GB, CUDA 13)")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="with PyTorch and onnxruntime-gpu for models on a GPU (6 GB, CUDA 13)")
+    ] = False,
     home: Annotated[Path | None, typer.Option(help="folder of our data [~/.penstock]", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:

@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.engines.embedded import statistics as metrics
 from penstock.engines.embedded.inference import version_number
-from penstock.engines.embedded.loading import OpenedModel, StateOnDisk, open_model
+from penstock.engines.embedded.loading import OpenedModel, StateOnDisk, open_folder
 from penstock.engines.embedded.model_version import LoadedVersion, Run
 from penstock.engines.embedded.relay import MAX_BODY_BYTES, InProcessRelay
 from penstock.engines.embedded.repository import ModelFolder, RepositoryReader
@@ -305,7 +305,7 @@ class EmbeddedEngine(InProcessRelay):
 
     async def _open(self, model: ServedModel, folder: ModelFolder, config_json: str | None) -> None:
         opened = await self._in_loader(
-            lambda: open_model(folder, config_json, loaded=model.state_on_disk, memory=self._memory)
+            lambda: open_folder(folder, config_json, loaded=model.state_on_disk, memory=self._memory)
         )
         if opened.state_on_disk is None:
             return

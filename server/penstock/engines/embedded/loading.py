@@ -23,17 +23,10 @@ from penstock.engines.embedded.repository import (
     why_not_servable,
 )
 from penstock.engines.model_io import rules_of
-from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError, read_signature, validate
+from penstock.engines.ort_serving.config import Config, OrtLoadError, OrtRequestError, Signature, validate
 from penstock.engines.ort_serving.memory import MemoryLimit
-from penstock.engines.ort_serving.session import (
-    CPU_ONLY,
-    OrtModel,
-    describe,
-    model_path,
-    open_session,
-    select_providers,
-    session_options,
-)
+from penstock.engines.ort_serving.opening import Placement, open_model
+from penstock.engines.ort_serving.session import OrtModel, describe, model_path, session_options
 from penstock.engines.ort_serving.threads import thread_budget
 from penstock.logs import get_logger
 from penstock.protocol.errors import InvalidRequest, ModelNotReady
@@ -120,7 +113,7 @@ class StateOnDisk:
     config_json: str | None
 
 
-def open_model(
+def open_folder(
     folder: ModelFolder, config_json: str | None, *, loaded: StateOnDisk | None, memory: MemoryLimit | None = None
 ) -> OpenedModel:
     """Opens all configured versions, unless `loaded` is the same state. memory: of the process.
@@ -166,28 +159,33 @@ def _open_version(
     path = model_path(folder.path / str(version), given)
     group = config.instance_group[0]
     kind = model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
-    device_id = group.gpus[0] if group.gpus else 0
-    placement = select_providers(given, kind=kind, device_id=device_id, available=ort.get_available_providers())
     budget = thread_budget(given, is_one_session=True)
-    options = session_options(given, budget)
-    if memory is not None and placement.providers == CPU_ONLY:
-        _limit_memory(memory, options)
-    session = open_session(path, options, placement.providers)
-    signature = read_signature(session)
-    full = completed_config(config, signature)
-    as_dict = json_of(full)
-    validate(as_dict, signature)
-    ort_model, rules = OrtModel(session, signature, as_dict, memory), rules_of(full)
+
+    def new_options() -> ort.SessionOptions:
+        options = session_options(given, budget)
+        if memory is not None and kind == "CPU":
+            _limit_memory(memory, options)
+        return options
+
+    def complete(signature: Signature) -> Config:
+        as_dict = json_of(completed_config(config, signature))
+        validate(as_dict, signature)
+        return as_dict
+
+    placement = Placement(kind, group.gpus[0] if group.gpus else 0)
+    opened = open_model(path, placement, new_options, complete)
+    full = completed_config(config, opened.signature)
+    ort_model, rules = OrtModel(opened.session, opened.signature, opened.config, memory), rules_of(full)
     try:
         warm_up(full, folder.path / "warmup", lambda arrays: ort_model.run(tuple(rules.outputs), arrays))
     except OrtRequestError as error:
         raise OrtLoadError(f"its warm-up failed: {error}") from error
-    for warning in placement.warnings:
-        log.warning("model is served otherwise than configured", model=folder.name, reason=warning)
-    log.debug("model opened", model=folder.name, version=version, session=describe(as_dict, options, budget))
-    instances = config_from_proto(full).instance_count
-    labels = _labels(full, folder.path)
-    return OpenedVersion(folder.name, version, full, rules, ort_model, instances, labels, placement.facts)
+    for reason in opened.facts.fallbacks:
+        log.warning("model is served otherwise than configured", model=folder.name, reason=reason)
+    described = f"{opened.facts.log_fields()} {describe(opened.config, session_options(given, budget), budget)}"
+    log.debug("model opened", model=folder.name, version=version, session=described)
+    instances, labels = config_from_proto(full).instance_count, _labels(full, folder.path)
+    return OpenedVersion(folder.name, version, full, rules, ort_model, instances, labels, opened.facts)
 
 
 def _limit_memory(memory: MemoryLimit, options: ort.SessionOptions) -> None:

@@ -13,7 +13,8 @@ from tritonclient.grpc import model_config_pb2
 from penstock.engines.embedded.statistics import RunTimes, VersionCounters
 from penstock.engines.failures import means_out_of_memory
 from penstock.engines.model_io import RequestRules
-from penstock.engines.ort_serving.config import OrtRequestError
+from penstock.engines.ort_serving.config import OrtDeviceLost, OrtRequestError
+from penstock.engines.ort_serving.cudart import exit_after
 from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.engines.ort_serving.session import OrtModel
 from penstock.logs import get_logger
@@ -255,6 +256,7 @@ class LoadedVersion:
     def _free(self) -> None:
         """Runs in a thread, because freeing a large session takes long."""
         memory = self._ort_model.memory
+        self._ort_model.close()
         del self._ort_model
         if memory is not None:
             memory.release()
@@ -284,6 +286,10 @@ class Run:
         """Thread root, called once: raises only InferenceError."""
         try:
             return self._execute(arrived_ns)
+        except OrtDeviceLost as error:
+            log.error("the GPU is lost to this process, which ends and is started again", reason=str(error))
+            exit_after()
+            raise EngineUnavailable(f"model {self.request.model_name!r}: {error}") from error
         except OrtRequestError as error:
             raise _kind_of(error)(f"model {self.request.model_name!r}: {error}") from error
         except InferenceError:

@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from penstock.engines.config_pbtxt import config_from_proto, read_proto
 from penstock.engines.load_policy import check_model, parse_config
 from penstock.engines.ort_serving.config import Config, Signature, complete
+from penstock.engines.ort_serving.placement import has_nvidia_driver
 from penstock.logs import get_logger
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest
 from penstock.protocol.request_checks import is_version
@@ -208,13 +209,13 @@ def _set_defaults(config: model_config_pb2.ModelConfig) -> None:
 
 def _set_instances(config: model_config_pb2.ModelConfig) -> None:
     if not config.instance_group:
-        config.instance_group.add(name=config.name, kind=_KINDS.KIND_CPU)
+        config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
+        if group.count < 1:  # two also where the kind is not set: one converts tensors while the GPU works
+            group.count = 1 if group.kind == _KINDS.KIND_GPU else CPU_INSTANCES
         if group.kind == _KINDS.KIND_AUTO:
-            group.kind = _KINDS.KIND_CPU
-        if group.count < 1:
-            group.count = CPU_INSTANCES if group.kind == _KINDS.KIND_CPU else 1
+            group.kind = _KINDS.KIND_GPU if has_nvidia_driver() else _KINDS.KIND_CPU
 
 
 class ConfigChecks:

@@ -21,6 +21,13 @@ class OrtRequestError(Exception):
         self.is_client_error = is_client_error
 
 
+class OrtDeviceLost(OrtRequestError):
+    """The CUDA context is lost: no run on a GPU succeeds until the process ends."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"the CUDA context is lost, and the process restarts: {message}", is_client_error=False)
+
+
 def refuse_numpy_2(version: str) -> None:
     """Raises OrtLoadError for a numpy with which Triton 2.51's Python backend returns empty outputs silently."""
     if not version.startswith("1."):

@@ -2,7 +2,7 @@
 
 These parameters of config.pbtxt apply to an instance on a GPU; their names are those of the torch backend:
 
-precision        fp32, tf32 or fp16        default fp32; inputs and outputs keep their types
+precision        fp32, tf32 or fp16        default fp32; inputs and outputs keep their types. int8: that of the file
 cuda-graphs      0 or 1                    default 1: one CUDA graph per batch size, if the model allows it
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and max_batch_size
 channels-last    0 or 1                    default 1: ONNX Runtime's prefer_nhwc
@@ -14,20 +14,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from .config import Config, OrtLoadError, Signature
 
 CPU, CUDA = "cpu", "cuda"
+_DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # of Linux and of WSL
 MAX_BUCKETS = 16  # each captured graph uses memory of the GPU
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 
 
 class Precision(Enum):
-    """Type of the network's floats while it runs. TF32: FP32 tensors, products with 10 bits of mantissa."""
+    """Type of the network's floats while it runs. TF32: FP32 tensors, products with 10 bits of mantissa.
+
+    INT8: a file that `models optimize` has quantized; nothing is converted.
+    """
 
     FP32 = "fp32"
     TF32 = "tf32"
     FP16 = "fp16"
+    INT8 = "int8"
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,11 @@ def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:
     return buckets[place] if place < len(buckets) else None
 
 
+def has_nvidia_driver() -> bool:
+    """Whether this machine has an NVIDIA driver, and thus probably a GPU."""
+    return any(Path(name).exists() for name in _DRIVER_DEVICES)
+
+
 def why_no_cuda(available: Sequence[str], installed: Mapping[str, str]) -> str:
     """Why ONNX Runtime has no CUDA provider; empty if it has. installed: version by package name."""
     if "CUDAExecutionProvider" in available:
@@ -193,17 +204,25 @@ def cuda_options(
     return options if stream is None else options | {"user_compute_stream": str(stream)}
 
 
-def unused_accelerators(config: Config) -> list[str]:
-    """A sentence for each GPU accelerator that only NGC's backend has. Raises OrtLoadError for an unknown one."""
+_KNOWN_ACCELERATORS = {"cpu": ("openvino",), "gpu": ("cuda", "tensorrt")}
+_UNUSED_ACCELERATORS = {
+    "openvino": "the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used",
+    "tensorrt": "the GPU accelerator tensorrt is used by Triton of NGC only: here ONNX Runtime's own kernels run the "
+    "model",
+}
+
+
+def unused_accelerators(config: Config) -> tuple[str, ...]:
+    """A sentence for each accelerator that only NGC's backend has. Raises OrtLoadError for an unknown one."""
     accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
-    names = [str(accelerator["name"]) for accelerator in accelerators.get("gpu_execution_accelerator", [])]
-    for name in names:
-        if name not in ("cuda", "tensorrt"):
-            raise OrtLoadError(f"unknown GPU execution accelerator '{name}': set cuda or tensorrt")
-    sentence = (
-        "the GPU accelerator tensorrt is used by Triton of NGC only: here ONNX Runtime's own kernels run the model"
-    )
-    return [sentence] if "tensorrt" in names else []
+    found = []
+    for kind, known in _KNOWN_ACCELERATORS.items():
+        for accelerator in accelerators.get(f"{kind}_execution_accelerator", []):
+            name = accelerator["name"]
+            if name not in known:
+                raise OrtLoadError(f"unknown {kind.upper()} execution accelerator '{name}': set {' or '.join(known)}")
+            found.append(_UNUSED_ACCELERATORS.get(name, ""))
+    return tuple(filter(None, found))
 
 
 def _accelerator_parameters(config: Config) -> dict[str, str]:

@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from .config import Config, OnnxTensorSpec, OrtLoadError, OrtRequestError, Signature, read_signature
 from .memory import CHECK_EVERY_S, LONG_RUN_S, MemoryLimit, is_out_of_memory
-from .placement import CUDA, EngineFacts, cuda_options, gpu_settings, unused_accelerators
 from .threads import ThreadBudget
 
 CLIENT_ERRORS = (ort_state.InvalidArgument, ValueError)
@@ -42,15 +40,6 @@ GRAPH_LEVELS = {
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }  # Triton's optimization.graph.level; all other numbers mean all
-
-
-@dataclass(frozen=True)
-class ProviderSelection:
-    """Execution providers in InferenceSession's form, and warnings."""
-
-    providers: list[Any]
-    warnings: list[str]
-    facts: EngineFacts
 
 
 def model_path(version_dir: Path, config: Config) -> Path:
@@ -80,12 +69,15 @@ def new_options(config: Config) -> ort.SessionOptions:
     return options
 
 
-def open_session(path: Path, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
-    """The session of one instance. Raises OrtLoadError if ONNX Runtime cannot open the file."""
+def open_session(source: Path | bytes, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
+    """The session of one instance. source: the file, or its content. Raises OrtLoadError if it cannot be opened."""
+    is_file = isinstance(source, Path)
     try:
-        return ort.InferenceSession(str(path), sess_options=options, providers=providers)
+        content = str(source) if is_file else source
+        return ort.InferenceSession(content, sess_options=options, providers=providers, enable_fallback=0)
     except ORT_ERRORS as error:
-        raise OrtLoadError(f"ONNX Runtime {ort.__version__} cannot open {path}: {ort_error_text(error)}") from None
+        what = str(source) if is_file else "the converted model"
+        raise OrtLoadError(f"ONNX Runtime {ort.__version__} cannot open {what}: {ort_error_text(error)}") from None
 
 
 def session_options(config: Config, budget: ThreadBudget) -> ort.SessionOptions:
@@ -159,32 +151,11 @@ def _flag(config: Config, key: str, *, default: bool) -> bool:
     raise OrtLoadError(f"parameter {key} is '{text}': say 1 or 0")
 
 
-def select_providers(config: Config, *, kind: str, device_id: int, available: Sequence[str]) -> ProviderSelection:
-    """Providers for an instance of `kind` ("CPU", "GPU" …) among the available ones."""
-    accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
-    warnings = []
-    for accelerator in accelerators.get("cpu_execution_accelerator", []):
-        if accelerator["name"] != "openvino":
-            raise OrtLoadError(f"unknown CPU execution accelerator '{accelerator['name']}'")
-        warnings.append("the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used")
-    warnings += unused_accelerators(config)
-    if kind == "GPU" and "CUDAExecutionProvider" in available:
-        settings = gpu_settings(config)
-        options = cuda_options(settings, config, device_id=device_id, has_graphs=False)
-        facts = EngineFacts(CUDA, device_id, settings.precision.value, fallbacks=tuple(warnings))
-        return ProviderSelection([("CUDAExecutionProvider", options), "CPUExecutionProvider"], warnings, facts)
-    if kind == "GPU":
-        warnings.append(f"instance on GPU {device_id} runs on the CPU: this onnxruntime has no CUDAExecutionProvider")
-    return ProviderSelection(CPU_ONLY, warnings, EngineFacts(fallbacks=tuple(warnings)))
-
-
 class OrtModel:
     """One open session. Thread-safe like the session."""
 
-    def __init__(
-        self, session: ort.InferenceSession, signature: Signature, config: Config, memory: MemoryLimit | None = None
-    ) -> None:
-        """memory: of the process, or None for no limit. It applies if the session has only the CPU's provider."""
+    def __init__(self, session: Any, signature: Signature, config: Config, memory: MemoryLimit | None = None) -> None:
+        """session: ort.InferenceSession, or a CudaSession. memory: of the process; it applies to the CPU only."""
         self._session = session
         self._config = config
         self._run_options = self.run_options()
@@ -223,6 +194,11 @@ class OrtModel:
     def release_memory(self) -> None:
         """Returns unused memory of the session's arena to the system."""
         release_arena(self._session)
+
+    def close(self) -> None:
+        """Frees the memory of a GPU after the running calls. Returns at once."""
+        if hasattr(self._session, "close"):
+            self._session.close()
 
     def _to_ort(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         feed = dict(inputs)

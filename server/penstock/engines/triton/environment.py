@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ PYTHONS = ("3.12", "3.11")  # numpy 1.26 has no wheel for later ones
 LOCKS = Path(__file__).with_name("locks")  # in a checkout, a link to requirements
 # For the Python inside Triton, which ignores PYTHON* variables: no __pycache__ beside a model's files.
 BYTECODE_RULE = 'import sys; sys.pycache_prefix = sys.prefix + "/pycache"\n'
+ONNXRUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 READY = ".ready"  # in the environment: a digest of its sources
 _PROBE_TIMEOUT_S = 10.0
 
@@ -27,7 +28,7 @@ class SetupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TritonSetup:
-    """python: an interpreter, or None to search one. has_gpu: with PyTorch for models on a GPU (5 GB)."""
+    """python: an interpreter, or None to search one. has_gpu: with PyTorch and onnxruntime-gpu (6 GB)."""
 
     folder: Path
     python: Path | None = None
@@ -51,15 +52,28 @@ class TritonSetup:
             progress(f"environment {self.folder} (Python {version})")
             self._make(python, version)
             find_libpython(self.folder, version)
-            (self.folder / "lib" / f"python{version}" / "site-packages" / "penstock.pth").write_text(BYTECODE_RULE)
+            site_packages = self.folder / "lib" / f"python{version}" / "site-packages"
+            (site_packages / "penstock.pth").write_text(BYTECODE_RULE)
             for lock in self.locks:
                 progress(f"packages of {lock.name}")
+                self._remove_other_onnxruntime(lock, site_packages)
                 _install(self.folder / "bin" / "python", lock)
             find_triton(environment=self.folder, search_path="")
             ready.write_text(digest.hexdigest())
         except OSError as error:
             raise SetupFailed(f"{error.filename or self.folder}: {error.strerror or error}") from error
         return True
+
+    def _remove_other_onnxruntime(self, lock: Path, site_packages: Path) -> None:
+        """onnxruntime and onnxruntime-gpu have the same files, so the lock's one is installed without the other."""
+        if lock.stem == "triton-gpu":
+            other = "onnxruntime"
+        elif lock.stem == "triton" and not self.has_gpu:
+            other = "onnxruntime_gpu"
+        else:
+            return
+        if any(site_packages.glob(f"{other}-*.dist-info")):
+            _uninstall(self.folder / "bin" / "python", ONNXRUNTIMES)
 
     def _interpreter(self) -> tuple[str, str]:
         wanted = [str(self.python)] if self.python else [sys.executable, *(f"python{version}" for version in PYTHONS)]
@@ -110,10 +124,19 @@ def _install(python: Path, lock: Path) -> None:
     )
 
 
-def _installers(python: Path) -> Iterator[list[str]]:
+def _uninstall(python: Path, names: Sequence[str]) -> None:
+    """Removes packages, also absent ones. Raises SetupFailed."""
+    for installer in _installers(python, "uninstall"):
+        command = [*installer, *(("-y",) if "-m" in installer else ()), *names]
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode == 0:
+            return
+    raise SetupFailed(f"{' and '.join(names)} could not be removed from the environment of {python} (messages above)")
+
+
+def _installers(python: Path, verb: str = "install") -> Iterator[list[str]]:
     quiet = [] if sys.stderr.isatty() else ["-q"]
     places = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     if uv := shutil.which("uv", path=places):
-        yield [uv, "pip", "install", *quiet, "--python", str(python)]
+        yield [uv, "pip", verb, *quiet, "--python", str(python)]
     if find_spec("pip"):
-        yield [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", *quiet]
+        yield [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), verb, *quiet]

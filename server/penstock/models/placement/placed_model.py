@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
 from penstock.engines.config_pbtxt import config_from_proto, read_proto
-from penstock.engines.embedded.loading import open_model
+from penstock.engines.embedded.loading import open_folder
 from penstock.engines.embedded.model_version import OpenedVersion
 from penstock.engines.embedded.repository import ModelFolder
 from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError
@@ -116,7 +116,7 @@ def _open(folder: Path, config: model_config_pb2.ModelConfig) -> OpenedVersion:
     version = max(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
     config.name = folder.name
     try:
-        opened = open_model(
+        opened = open_folder(
             ModelFolder(folder.name, folder, (version,)), json_format.MessageToJson(config), loaded=None
         )
     except (OrtLoadError, InferenceError) as error:

@@ -1,4 +1,4 @@
-"""Triton's Python-based backend `onnxruntime`: serves models of NGC's C++ backend of that name, on the CPU.
+"""Triton's Python-based backend `onnxruntime`: serves models of NGC's C++ backend of that name, on a GPU or the CPU.
 
 Runs in Triton's interpreter, one process per instance, with ort_serving/ and row_trial.py beside this file.
 """
@@ -16,8 +16,10 @@ import triton_python_backend_utils as pb_utils
 from ort_serving.batch import BatchRunner, OrtRequest, Outcome, missing_batch_dimension
 from ort_serving.config import (
     Config,
+    OrtDeviceLost,
     OrtLoadError,
     OrtRequestError,
+    Signature,
     complete,
     input_specs,
     needs_completion,
@@ -25,18 +27,10 @@ from ort_serving.config import (
     refuse_numpy_2,
     validate,
 )
+from ort_serving.cudart import exit_after
 from ort_serving.memory import MemoryLimit, prefer_for_oom_kill
-from ort_serving.session import (
-    CPU_ONLY,
-    OrtModel,
-    describe,
-    model_path,
-    open_for_reading,
-    open_session,
-    parameter,
-    select_providers,
-    session_options,
-)
+from ort_serving.opening import Placement, open_model
+from ort_serving.session import OrtModel, describe, model_path, open_for_reading, parameter, session_options
 from ort_serving.threads import thread_budget
 
 MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # the check is a round trip to Triton of 0.04 to 0.2 ms per request
@@ -73,22 +67,26 @@ class TritonPythonModel:
         config: Config = json.loads(args["model_config"])
         path = model_path(Path(args["model_repository"], args["model_version"]), config)
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
-        placement = select_providers(config, kind=kind, device_id=device_id, available=ort.get_available_providers())
-        budget = thread_budget(config)
-        options = session_options(config, budget)
-        memory = MemoryLimit()
-        if placement.providers == CPU_ONLY:
+        budget, memory = thread_budget(config), MemoryLimit()
+
+        def new_options() -> ort.SessionOptions:
+            if kind == "CPU":
+                memory.check()
+            return session_options(config, budget)
+
+        def checked(signature: Signature) -> Config:
+            validate(config, signature)
+            return config
+
+        if kind == "CPU":
             prefer_for_oom_kill()
-            memory.check()
-        session = open_session(path, options, placement.providers)
-        signature = read_signature(session)
-        validate(config, signature)
-        for warning in placement.warnings:
-            pb_utils.Logger.log_warn(f"model '{self._name}': {warning}")
+        opened = open_model(path, Placement(kind, device_id), new_options, checked)
+        for reason in opened.facts.fallbacks:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {reason}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
-        facts = f"{placement.facts.log_fields()} {describe(config, options, budget)}"
-        pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {facts}")
-        model = OrtModel(session, signature, config, memory)
+        options = describe(config, session_options(config, budget), budget)
+        pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {opened.facts.log_fields()} {options}")
+        model = OrtModel(opened.session, opened.signature, config, memory)
         return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
 
     def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
@@ -125,6 +123,9 @@ class TritonPythonModel:
     def _response(self, outcome: Outcome | None) -> Any:
         if outcome is None:
             return _error_response(f"model '{self._name}': the request was cancelled", pb_utils.TritonError.CANCELLED)
+        if isinstance(outcome, OrtDeviceLost):
+            pb_utils.Logger.log_error(f"model '{self._name}': {outcome}")
+            exit_after()
         if isinstance(outcome, OrtRequestError):
             code = pb_utils.TritonError.INVALID_ARG if outcome.is_client_error else pb_utils.TritonError.INTERNAL
             return _error_response(f"model '{self._name}': {outcome}", code)

@@ -1,0 +1,300 @@
+"""Opens a model on the GPU or the CPU: tries the wished precision, then FP32, then the CPU, and says why."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from .answers import LIMITS, Reference, difference, reference_of, repeated
+from .config import Config, OrtLoadError, OrtRequestError, Signature, read_signature
+from .cuda_session import CudaRunner, CudaSession, DeviceThread, Forms, TensorForm, offsets, unbound_options
+from .cudart import Cuda, CudaError, CudaRuntime, CudaUnavailable
+from .half import converted_to_fp16
+from .memory import is_out_of_memory
+from .placement import (
+    CUDA,
+    EngineFacts,
+    GpuSettings,
+    Precision,
+    cuda_options,
+    gpu_settings,
+    has_nvidia_driver,
+    unused_accelerators,
+    why_no_cuda,
+    why_no_graph,
+)
+from .session import CPU_ONLY, ORT_ERRORS, open_session, ort_error_text
+
+_MEMORY_SHARE = 0.8  # of the GPU's free memory, for one session
+_GRAPH_REASONS = {
+    "control flow nodes": "the model has control flow (If, Loop or Scan)",
+    "not been partitioned": "some of its operators run on the CPU",
+    "not been assigned": "some of its operators run on the CPU",
+}  # part of ONNX Runtime's text → reason
+_UNCONVERTED = (Precision.FP32, Precision.INT8)
+_one_at_a_time = threading.Lock()  # while a graph is captured, no other thread may allocate memory of the GPU
+
+NewOptions = Callable[[], ort.SessionOptions]
+OpenCuda = Callable[[int], Cuda]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """session: ort.InferenceSession, or CudaSession with the same `run`. config: completed."""
+
+    session: Any
+    signature: Signature
+    config: Config
+    facts: EngineFacts
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an instance is configured to run. kind: Triton's, "AUTO", "GPU" or "CPU"."""
+
+    kind: str
+    device_id: int = 0
+
+
+def open_model(
+    path: Path,
+    placement: Placement,
+    new_options: NewOptions,
+    complete: Callable[[Signature], Config],
+    *,
+    open_cuda: OpenCuda = CudaRuntime,
+) -> Opened:
+    """The model on the GPU if it is placed there and gives the CPU's outputs, else on the CPU.
+
+    complete: the checked configuration for the file's tensors. Raises OrtLoadError.
+    """
+    session = open_session(path, new_options(), CPU_ONLY)
+    signature = read_signature(session)
+    config = complete(signature)
+    on_cpu = Opened(session, signature, config, EngineFacts(fallbacks=unused_accelerators(config)))
+    settings = gpu_settings(config)  # wrong values are errors on any machine
+    if placement.kind == "CPU" or (placement.kind == "AUTO" and not has_nvidia_driver()):
+        return on_cpu
+    why = why_no_cuda(ort.get_available_providers(), _installed())
+    if why:
+        return _instead(on_cpu, placement, why)
+    opener = _GpuOpener(path, settings, on_cpu, new_options)
+    thread = DeviceThread(path.parent.parent.name)
+    try:
+        with _one_at_a_time:
+            return thread.call(lambda: opener.open(open_cuda(placement.device_id), thread))
+    except (CudaUnavailable, CudaError, OrtLoadError, OrtRequestError) as error:
+        why = "; ".join([*opener.fallbacks, str(error)])
+    thread.close(opener.close, waits=True)
+    return _instead(on_cpu, placement, why)
+
+
+def _instead(on_cpu: Opened, placement: Placement, why: str) -> Opened:
+    sentence = f"the model runs on the CPU instead of GPU {placement.device_id}: {why}"
+    return replace(on_cpu, facts=EngineFacts(fallbacks=(*on_cpu.facts.fallbacks, sentence)))
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    precision: Precision
+    source: Path | bytes
+    buckets: tuple[int, ...]
+
+
+class _GpuOpener:
+    """Opens one model on one GPU, in the session's thread."""
+
+    def __init__(self, path: Path, settings: GpuSettings, on_cpu: Opened, new_options: NewOptions) -> None:
+        self._path = path
+        self._settings = settings
+        self._on_cpu = on_cpu
+        self._new_options = new_options
+        self._has_batch = int(on_cpu.config.get("max_batch_size", 0)) > 0
+        self._obstacle = why_no_graph(on_cpu.config, on_cpu.signature)
+        self._reference: Reference | None = None
+        self._cuda: Cuda | None = None
+        self.fallbacks: list[str] = []
+
+    def close(self) -> None:
+        """Frees the GPU's memory after a failure."""
+        if self._cuda is not None:
+            self._cuda.close()
+
+    def open(self, cuda: Cuda, thread: DeviceThread) -> Opened:
+        """Raises OrtLoadError, OrtRequestError, CudaError if no precision serves."""
+        self._cuda = cuda
+        self._reference = self._new_reference() if self._settings.checks_answers else None
+        for precision, source in self._candidates():
+            try:
+                runner, graph_sizes = self._runner(cuda, _Attempt(precision, source, self._settings.buckets))
+            except (OrtLoadError, OrtRequestError, CudaError) as error:
+                if precision in _UNCONVERTED or cuda.is_lost():
+                    raise
+                self.fallbacks.append(f"precision {precision.value} is not used: {error}")
+                continue
+            facts = EngineFacts(CUDA, cuda.device_id, precision.value, graph_sizes, tuple(self.fallbacks))
+            return replace(self._on_cpu, session=CudaSession(runner, cuda, thread), facts=facts)
+        raise OrtLoadError("no precision serves")  # not reached: the last candidate raises or returns
+
+    def _new_reference(self) -> Reference:
+        names = [entry["name"] for entry in self._on_cpu.config["output"]]
+
+        def run(inputs: dict[str, Any]) -> dict[str, Any]:
+            try:
+                return dict(zip(names, self._on_cpu.session.run(names, inputs), strict=True))
+            except ORT_ERRORS as error:
+                raise OrtRequestError(ort_error_text(error), is_client_error=False) from None
+
+        return reference_of(self._on_cpu.config, self._path, run)
+
+    def _candidates(self) -> Iterator[tuple[Precision, Path | bytes]]:
+        """The wished precision, if its outputs can be compared, then FP32."""
+        wished, reference = self._settings.precision, self._reference
+        if wished not in _UNCONVERTED:
+            if reference is not None and reference.why_not:
+                self.fallbacks.append(
+                    f"precision {wished.value} is not used: its outputs cannot be compared, because "
+                    f"{reference.why_not} (check-answers: 0 uses it unchecked)"
+                )
+            elif wished is Precision.TF32:
+                yield wished, self._path
+            else:
+                try:
+                    yield wished, converted_to_fp16(self._path)
+                except OrtLoadError as error:
+                    self.fallbacks.append(f"precision {wished.value} is not used: {error}")
+        yield (wished if wished in _UNCONVERTED else Precision.FP32), self._path
+
+    def _runner(self, cuda: Cuda, attempt: _Attempt) -> tuple[CudaRunner, tuple[int, ...]]:
+        """(runner, sizes of its graphs). If memory lacks, with smaller batches; without graphs if they fail."""
+        why = self._obstacle
+        while self._settings.has_graphs and not why:
+            try:
+                return self._captured(cuda, attempt)
+            except (OrtLoadError, OrtRequestError, CudaError) as error:
+                if cuda.is_lost():
+                    raise
+                if _lacks_memory(error) and len(attempt.buckets) > 1:
+                    attempt = self._smaller(attempt)
+                else:
+                    why = f"no CUDA graph: {_graph_reason(str(error))}"
+        session = self._session(cuda, attempt, has_graphs=False)
+        forms = None if self._obstacle else self._forms(session, attempt.buckets[-1])
+        runner = CudaRunner(session, cuda, forms, attempt.buckets)
+        self._compare(runner, attempt.precision, self._reference.row_count if self._reference is not None else 0)
+        if self._settings.has_graphs:
+            self.fallbacks.append(why)
+        return runner, ()
+
+    def _smaller(self, attempt: _Attempt) -> _Attempt:
+        smaller = replace(attempt, buckets=attempt.buckets[:-1])
+        self.fallbacks.append(
+            f"batches of more than {smaller.buckets[-1]} run in parts: the GPU's memory is too small for more"
+        )
+        return smaller
+
+    def _captured(self, cuda: Cuda, attempt: _Attempt) -> tuple[CudaRunner, tuple[int, ...]]:
+        session = self._session(cuda, attempt, has_graphs=True)
+        forms = self._forms(session, attempt.buckets[-1])
+        if forms is None:
+            raise OrtLoadError("the shapes of its outputs depend on the values of its inputs")
+        needed = sum(offsets(side, attempt.buckets[-1])[1] for side in (forms.inputs, forms.outputs))
+        if needed > cuda.free_bytes() * (1 - _MEMORY_SHARE):
+            raise OrtLoadError(
+                f"failed to allocate memory: {needed >> 20} MiB of inputs and outputs of a batch of "
+                f"{attempt.buckets[-1]}, and {cuda.free_bytes() >> 20} MiB are free"
+            )
+        runner = CudaRunner(session, cuda, forms, attempt.buckets)
+        try:
+            runner.capture(attempt.buckets)
+        except ORT_ERRORS as error:
+            raise OrtLoadError(ort_error_text(error)) from None
+        for size in attempt.buckets:
+            self._compare(runner, attempt.precision, size)
+        return runner, attempt.buckets
+
+    def _session(self, cuda: Cuda, attempt: _Attempt, *, has_graphs: bool) -> Any:
+        cuda.free_memory()  # of an earlier attempt, whose session is gone
+        options = cuda_options(
+            replace(self._settings, precision=attempt.precision),
+            self._on_cpu.config,
+            device_id=cuda.device_id,
+            has_graphs=has_graphs,
+            stream=cuda.stream,
+            memory_limit_bytes=int(cuda.free_bytes() * _MEMORY_SHARE),
+        )
+        session = open_session(attempt.source, self._new_options(), [("CUDAExecutionProvider", options), *CPU_ONLY])
+        if session.get_providers() == CPU_ONLY:
+            raise OrtLoadError("ONNX Runtime cannot load its CUDA provider: a library of CUDA 13 or cuDNN 9 is missing")
+        return session
+
+    def _forms(self, session: Any, rows: int) -> Forms | None:
+        """The tensors, if outputs have the batch's rows and otherwise the same shape for each batch size."""
+        config = self._on_cpu.config
+        forms = Forms(tuple(map(_input_form, config["input"])), (), self._has_batch)
+        names = [entry["name"] for entry in config["output"]]
+        outputs = []
+        for size in dict.fromkeys((rows, 1)):
+            feed = {form.name: np.zeros(forms.shape(form, size), form.dtype) for form in forms.inputs}
+            try:
+                outputs.append(session.run(names, feed, unbound_options()))
+            except ORT_ERRORS as error:
+                raise OrtLoadError(ort_error_text(error)) from None
+        largest, smallest = outputs[0], outputs[-1]
+        if not self._has_batch:
+            rest = [array.shape for array in largest]
+        elif all(a.shape[:1] == (rows,) and a.shape[1:] == b.shape[1:] for a, b in zip(largest, smallest, strict=True)):
+            rest = [array.shape[1:] for array in largest]
+        else:
+            return None
+        found = (TensorForm(name, array.dtype, row) for name, array, row in zip(names, largest, rest, strict=True))
+        return replace(forms, outputs=tuple(found))
+
+    def _compare(self, runner: CudaRunner, precision: Precision, row_count: int) -> None:
+        """Raises OrtLoadError if a batch of that size has other outputs than the reference."""
+        reference = self._reference
+        if reference is None or reference.why_not or not reference.outputs:
+            return
+        expected, inputs = reference.outputs, reference.inputs
+        if self._has_batch:
+            expected, inputs = repeated(expected, row_count), repeated(inputs, row_count)
+        try:
+            found = dict(zip(expected, runner.run(list(expected), inputs), strict=True))
+        except ORT_ERRORS as error:
+            raise OrtLoadError(ort_error_text(error)) from None
+        gap, name = difference(expected, found)
+        if not gap <= LIMITS[precision]:
+            rows = f", {row_count} rows" if self._has_batch else ""
+            raise OrtLoadError(
+                f"output '{name}' differs by {gap:.1%} from FP32 on the CPU (limit {LIMITS[precision]:.1%}{rows})"
+            )
+
+
+def _input_form(entry: dict[str, Any]) -> TensorForm:
+    dims = (entry.get("reshape") or {}).get("shape", entry.get("dims", []))
+    kind = str(entry["data_type"]).removeprefix("TYPE_")
+    names = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
+    return TensorForm(entry["name"], np.dtype(names.get(kind, kind.lower())), tuple(map(int, dims)))
+
+
+def _lacks_memory(error: Exception) -> bool:
+    return is_out_of_memory(error) or "out of memory" in str(error)
+
+
+def _graph_reason(text: str) -> str:
+    return next((reason for part, reason in _GRAPH_REASONS.items() if part in text), text)

@@ -1,0 +1,200 @@
+"""On a real GPU: ONNX models in ort_serving's CUDA session, against FP32 on the CPU, and how fast they are.
+
+Needs onnxruntime-gpu (make gpu). Models of ../shared/models; a test whose model is absent skips.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from penstock.engines.ort_serving.answers import difference
+from penstock.engines.ort_serving.config import Signature, complete
+from penstock.engines.ort_serving.opening import Opened, Placement, open_model
+from penstock.engines.ort_serving.session import OrtModel
+from tests.engines import onnx_models
+from tests.test_architecture import CHECKOUT
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+MODELS = CHECKOUT.parent / "shared" / "models"
+YOLOX, FASTEST = "yolox_nano_free_batch", "FastestDet"
+ROWS = 16
+LIMITS = {"fp32": 0.002, "tf32": 0.02, "fp16": 0.02}  # of a channel's largest value
+
+Open = Callable[..., tuple[Opened, OrtModel]]
+
+
+@pytest.fixture
+def open_on() -> Open:
+    """Opens a file on the GPU or the CPU; its sessions are closed by their threads."""
+    if not hasattr(ort, "preload_dlls") or "CUDAExecutionProvider" not in ort.get_available_providers():
+        pytest.skip("needs onnxruntime-gpu (make gpu)")
+    return open_file
+
+
+def open_file(path: Path, kind: str, *, max_batch_size: int = 0, **parameters: str) -> tuple[Opened, OrtModel]:
+    """The opened model. parameters: of config.pbtxt, with _ for -."""
+    if not path.is_file():
+        pytest.skip(f"needs {path}")
+    values = {key.replace("_", "-"): {"string_value": value} for key, value in parameters.items()}
+    values |= {"network-type": {"string_value": "0"}, "net-scale-factor": {"string_value": "1"}}
+    config: dict[str, Any] = {"name": path.stem, "max_batch_size": max_batch_size, "parameters": values}
+
+    def completed(signature: Signature) -> dict[str, Any]:
+        complete(config, signature)
+        return config
+
+    def new_options() -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        return options
+
+    opened = open_model(path, Placement(kind), new_options, completed)
+    return opened, OrtModel(opened.session, opened.signature, opened.config)
+
+
+def outputs_of(model: tuple[Opened, OrtModel], feed: dict[str, Any]) -> dict[str, Any]:
+    """All outputs by name."""
+    opened, runner = model
+    names = [spec.name for spec in opened.signature.outputs]
+    return dict(zip(names, runner.run(names, feed), strict=True))
+
+
+def pictures(count: int, side: int, seed: int = 0) -> Any:
+    """Blocks of colour, with values of 0 to 255."""
+    coarse = np.random.default_rng(seed).random((count, 3, side // 16, side // 16), np.float32) * 255
+    return np.ascontiguousarray(coarse.repeat(16, axis=2).repeat(16, axis=3))
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+def test_graph_of_every_batch_size_gives_the_cpus_outputs(open_on: Open, precision: str) -> None:
+    """All batch sizes up to 16, of which 1, 2, 4, 8 and 16 have a graph; FP32 stays FP32."""
+    path = MODELS / f"{YOLOX}.onnx"
+    on_gpu = open_on(path, "GPU", max_batch_size=ROWS, precision=precision)
+    facts = on_gpu[0].facts
+    assert (facts.device, facts.precision, facts.graph_batch_sizes) == ("cuda:0", precision, (1, 2, 4, 8, 16)), facts
+    on_cpu = open_on(path, "CPU", max_batch_size=ROWS)
+    x = pictures(ROWS, 416)
+    expected = outputs_of(on_cpu, {"images": x})["output"]
+    worst = 0.0
+    for count in range(1, ROWS + 1):
+        found = outputs_of(on_gpu, {"images": x[:count]})
+        worst = max(worst, difference({"output": expected[:count]}, found)[0])
+    sys.stdout.write(f"{YOLOX} {precision}: largest difference {worst:.2e}\n")
+    assert worst <= LIMITS[precision]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_graph_gives_the_outputs_of_runs_without_a_graph(open_on: Open, precision: str) -> None:
+    """A model of one fixed row: 20 pictures by the graph, and the same without."""
+    path = MODELS / f"{FASTEST}.onnx"
+    by_graph = open_on(path, "GPU", precision=precision)
+    without = open_on(path, "GPU", precision=precision, cuda_graphs="0")
+    assert (by_graph[0].facts.graph_batch_sizes, without[0].facts.graph_batch_sizes) == ((1,), ())
+    on_cpu = open_on(path, "CPU")
+    worst = [0.0, 0.0]
+    for seed in range(20):
+        feed = {"input.1": pictures(1, 352, seed) / 255}
+        found, plain, expected = (outputs_of(model, feed) for model in (by_graph, without, on_cpu))
+        worst = [max(worst[0], difference(plain, found)[0]), max(worst[1], difference(expected, found)[0])]
+    sys.stdout.write(f"{FASTEST} {precision}: by graph, without {worst[0]:.2e}, from the CPU {worst[1]:.2e}\n")
+    assert worst[0] <= LIMITS[precision] / 2
+    assert worst[1] <= LIMITS[precision]
+
+
+def test_model_with_control_flow_or_on_the_cpu_runs_without_a_graph(open_on: Open, tmp_path: Path) -> None:
+    """A Loop cannot be captured: the model is served on the GPU, and the facts say why there is no graph."""
+    onnx_models.save(onnx_models.slow(), tmp_path, "slow")
+    opened, model = open_on(tmp_path / "slow" / "1" / "model.onnx", "GPU", max_batch_size=4)
+    assert (opened.facts.device, opened.facts.graph_batch_sizes) == ("cuda:0", ())
+    assert "no CUDA graph" in opened.facts.fallbacks[0], opened.facts
+    assert model.run(["done"], {"trips": np.array([[2], [1]], np.int64)})[0].tolist() == [[2], [1]]
+
+
+def test_two_models_and_threads_share_the_gpu(open_on: Open) -> None:
+    """Runs of two sessions from four threads, while a third is opened, all give the CPU's outputs."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    first = open_on(MODELS / f"{FASTEST}.onnx", "GPU")
+    second = open_on(MODELS / f"{YOLOX}.onnx", "GPU", max_batch_size=2)
+    feeds = ({"input.1": pictures(1, 352) / 255}, {"images": pictures(2, 416)})
+    expected = [outputs_of(model, feed) for model, feed in zip((first, second), feeds, strict=True)]
+    with ThreadPoolExecutor(5) as threads:
+        third = threads.submit(open_on, MODELS / f"{FASTEST}.onnx", "GPU")
+        runs = [threads.submit(outputs_of, (first, second)[i % 2], feeds[i % 2]) for i in range(200)]
+        assert third.result()[0].facts.graph_batch_sizes == (1,)
+        for number, run in enumerate(runs):
+            assert difference(expected[number % 2], run.result())[0] <= 1e-4
+
+
+def test_tensor_of_pytorch_on_the_gpu_is_taken_as_it_is(open_on: Open) -> None:
+    """A CUDA tensor is an input; the answer is that of the same numbers in host memory."""
+    torch = pytest.importorskip("torch")
+    model = open_on(MODELS / f"{YOLOX}.onnx", "GPU", max_batch_size=4)
+    x = pictures(3, 416)
+    expected = outputs_of(model, {"images": x})
+    found = outputs_of(model, {"images": torch.from_numpy(x).cuda()})
+    assert difference(expected, found)[0] <= 1e-5
+
+
+LOSE_CONTEXT = """
+import sys, numpy, pathlib
+import torch
+from tests.gpu.test_onnx_gpu import open_file, outputs_of, pictures
+from penstock.engines.ort_serving.config import OrtDeviceLost
+model = open_file(pathlib.Path(sys.argv[1]), "GPU")
+feed = {"input.1": pictures(1, 352) / 255}
+outputs_of(model, feed)
+try:
+    torch.zeros(1).cuda()[torch.tensor([5]).cuda()].cpu()
+except RuntimeError as error:
+    print("torch:", str(error).splitlines()[0])
+try:
+    outputs_of(model, feed)
+except OrtDeviceLost as error:
+    print("LOST", error, flush=True)
+    import os
+    os._exit(3)
+"""
+
+
+def test_lost_context_is_detected_at_the_next_run(open_on: Open) -> None:
+    """A kernel's assertion ends the CUDA context of its process: the next run raises OrtDeviceLost."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", LOSE_CONTEXT, str(MODELS / f"{FASTEST}.onnx")]
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert "the CUDA context is lost" in ended.stdout
+
+
+def test_rates_are_printed(open_on: Open) -> None:
+    """Rows a second on the CPU, on the GPU without and with graphs, and in FP16; not judged."""
+    cases = [("CPU", {}), ("GPU", {"cuda_graphs": "0"}), ("GPU", {}), ("GPU", {"precision": "fp16"})]
+    for name, side, rows in ((FASTEST, 352, 0), (YOLOX, 416, ROWS)):
+        for kind, parameters in cases:
+            opened, model = open_on(MODELS / f"{name}.onnx", kind, max_batch_size=rows, **parameters)
+            specs = opened.signature
+            rates = []
+            for count in (1, 8, 16) if rows else (1,):
+                feed = {specs.inputs[0].name: pictures(count, side) / 255}
+                run = partial(model.run, [specs.outputs[0].name], feed)
+                rates.append(f"{count}: {count * runs_per_s(run):.0f}")
+            sys.stdout.write(f"{name} {opened.facts.log_fields()} rows/s by batch {', '.join(rates)}\n")
+
+
+def runs_per_s(run: Callable[[], object], seconds: float = 0.4) -> float:
+    """After a warm-up of three runs."""
+    for _ in range(3):
+        run()
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        run()
+        count += 1
+    return count / (time.perf_counter() - begin)
