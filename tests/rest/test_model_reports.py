@@ -58,6 +58,15 @@ async def test_row_says_what_a_model_takes_and_answers(front: Front) -> None:
     assert row["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [3, 416, 640]}]
 
 
+async def test_row_says_where_a_model_runs(front: Front) -> None:
+    """Device, precision, CUDA graphs and fallbacks as the engine reports them; null without a report."""
+    _, row = await get(front, "/v1/models/street")
+    expected = {"device": "cuda:0", "precision": "fp16", "graph_batch_sizes": [1, 8], "fallbacks": ["no FP8 here"]}
+    assert row["runs_on"] == expected
+    _, row = await get(front, "/v1/models/broken")
+    assert row["runs_on"] is None
+
+
 async def test_row_of_a_model_that_does_not_serve_has_the_reason(front: Front) -> None:
     """Without a config there is no card, and no tensors."""
     _, row = await get(front, "/v1/models/broken")

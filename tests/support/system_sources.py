@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.model_health import KnownModel
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.system.examination import Examination
 from penstock.gateway.system.model_reports import ModelSources
@@ -73,5 +74,6 @@ def plain_model_sources(**changes: Any) -> ModelSources:
         "counts": dict,
         "counts_block": False,
         "is_removable": lambda name: name == "broken",
+        "facts": lambda name: EngineFacts("cuda", 0, "fp16", (1, 8), ("no FP8 here",)) if name == "street" else None,
     }
     return ModelSources(**values | changes)

@@ -30,6 +30,7 @@ from penstock.protocol.batch_reports import ModelBatchReport
 from penstock.protocol.engine import ModelState
 from penstock.protocol.errors import GatewayUnreachable, InferenceError
 from penstock.protocol.inference import BatchOwner
+from penstock.protocol.model_reports import RunsOn
 
 NOT_LOADED = "not loaded"
 RANDOM_TEXT = "random weights: its speed can be measured, its answers mean nothing"
@@ -46,7 +47,8 @@ class ModelRow(msgspec.Struct, frozen=True):
     the versions that are served, of the highest where none is; of the catalogue's file before it is pulled.
     unmerged: why each request and picture goes to the engine alone, as reported by the gateway; else empty.
     weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
-    untried: whether it is the catalogue's and this project has never decoded its real weights.
+    untried: whether it is the catalogue's and this project has never decoded its real weights. runs_on: device,
+    precision and CUDA graphs, as the gateway reports it; null where that is not known.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     weights: str = ""
     unmerged: str = ""
     untried: bool = False
+    runs_on: RunsOn | None = None
 
 
 def model_rows(
@@ -70,11 +73,12 @@ def model_rows(
     index: Sequence[ModelState] | None,
     is_batching: bool = True,
     batches: Mapping[str, ModelBatchReport] | None = None,
+    runs_on: Mapping[str, RunsOn] | None = None,
 ) -> list[ModelRow]:
     """One row a model and place.
 
     index: None if no gateway answers. is_batching: whether the running engine forms batches. batches: reports of the
-    gateway on served models; they override the files.
+    gateway on served models; they override the files. runs_on: as the gateway reports it.
     """
     states = _ModelStates(index)
     rows = [_installed_row(model, home_repository, states, catalogue.get(model.name)) for model in installed]
@@ -90,6 +94,8 @@ def model_rows(
         if name not in here and name not in states.names
     ]
     rows = rows if is_batching else [_without_batches(row) for row in rows]
+    if runs_on:
+        rows = [msgspec.structs.replace(row, runs_on=runs_on.get(row.name)) for row in rows]
     return [_explained(row, batches[row.name]) if batches and row.name in batches else row for row in rows]
 
 
@@ -109,14 +115,21 @@ def model_table(rows: Sequence[ModelRow]) -> Table:
 
 
 def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
-    """The untried models, then a line for each that is not served, is not merged, or has random weights."""
+    """The untried models, then lines for those not served, those not merged, where each runs, and random weights."""
     untried = [row.name for row in rows if row.untried]
     reasons = textwrap.wrap(f"{UNTRIED_TEXT} {', '.join(untried)}", 80, break_on_hyphens=False) if untried else []
     reasons += [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
     alone = "each request and picture goes to the engine alone"
     reasons += [f"{row.name}: {alone}: {row.unmerged}" for row in rows if row.unmerged]
+    reasons += [f"{row.name}: {placed}" for row in rows if row.runs_on and (placed := _placed(row.runs_on))]
     reasons += [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
     return list(map(one_line, reasons))
+
+
+def _placed(runs_on: RunsOn) -> str:
+    """Empty for a model on the CPU that was not meant for a GPU."""
+    device = [f"runs on {runs_on.text}"] if runs_on.is_on_gpu else []
+    return "; ".join([*device, *runs_on.fallbacks])
 
 
 def in_short(reason: str) -> str:

@@ -37,6 +37,7 @@ from penstock.protocol.batch_reports import BatchesOfRows, FitReport, ModelBatch
 from penstock.protocol.engine import ModelState
 from penstock.protocol.errors import InferenceError, PermissionDenied, Unauthenticated
 from penstock.protocol.inference import BatchOwner, CloseReason
+from penstock.protocol.model_reports import ModelsReport, RunsOn
 
 BAR_COLUMNS, LABEL_COLUMNS = 40, 8
 MIB = 1 << 20
@@ -187,6 +188,7 @@ def list_models(
         index=index,
         is_batching=index is None or _is_batching(gateway),
         batches=_explained(gateway, index or ()),
+        runs_on=_runs_on(gateway) if index else None,
     )
     if as_json:
         print_json(rows)
@@ -311,6 +313,14 @@ def _explained(gateway: GatewayClient, index: Sequence[ModelState]) -> dict[str,
         for name in {row.name for row in index if row.state == "READY"}:
             pages[name] = gateway.explain_model(name)
     return pages
+
+
+def _runs_on(gateway: GatewayClient) -> dict[str, RunsOn]:
+    """Where served models run; empty if the server does not report it."""
+    with contextlib.suppress(InferenceError):
+        models = gateway.read("/v1/models", ModelsReport).models
+        return {model.name: model.runs_on for model in models if model.runs_on is not None}
+    return {}
 
 
 def _is_batching(gateway: GatewayClient) -> bool:

@@ -1,8 +1,12 @@
 """Connects the system and model reports to the parts of a gateway."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
 
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.engines.watch import EngineWatch
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.composition import ConnectedEngine
@@ -16,6 +20,8 @@ from penstock.gateway.system.reports import SystemSources
 from penstock.gateway.workers.gateway_process import EngineStatusMessage
 from penstock.gpu.telemetry.reader import TelemetryReader
 from penstock.logs import stack_log_folder
+from penstock.protocol.engine import Engine
+from penstock.protocol.errors import InferenceError
 from penstock.protocol.system_reports import EngineSummary, MpsSummary, ReplicaSummary, SettingReport
 
 
@@ -67,7 +73,25 @@ def model_sources(view: GatewayView, plane: DataPlane, parts: ServingParts, imag
         counts=parts.metrics.request_counts,
         counts_block=parts.metrics.is_shared,
         is_removable=parts.uploads.has_added,
+        facts=partial(_facts, view.engine.engine),
     )
+
+
+@runtime_checkable
+class _ReportsFacts(Protocol):
+    """An engine that knows how it runs each model."""
+
+    def facts(self, model_name: str) -> EngineFacts:
+        """Raises InferenceError for a model that is not loaded."""
+        ...
+
+
+def _facts(engine: Engine, model_name: str) -> EngineFacts | None:
+    if not isinstance(engine, _ReportsFacts):
+        return None
+    with suppress(InferenceError):
+        return engine.facts(model_name)
+    return None
 
 
 def _engine(settings: Settings, view: GatewayView) -> EngineSummary:

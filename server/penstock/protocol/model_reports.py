@@ -50,6 +50,32 @@ class CardReport(msgspec.Struct, frozen=True):
     skeleton: list[list[int]]
 
 
+class RunsOn(msgspec.Struct, frozen=True):
+    """Where the engine runs a model. device: cpu or cuda:0. precision: of its floats while it runs.
+
+    graph_batch_sizes: batch sizes with a CUDA graph. fallbacks: a sentence for each wish of its config that is not
+    fulfilled, with the reason.
+    """
+
+    device: str
+    precision: str
+    graph_batch_sizes: list[int] = []
+    fallbacks: list[str] = []
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.startswith("cuda")
+
+    @property
+    def text(self) -> str:
+        """In a few words: `cuda:0 in FP16, CUDA graphs for 1, 2, 4, 8`; on the CPU without the precision."""
+        if not self.is_on_gpu:
+            return self.device
+        sizes = ", ".join(map(str, self.graph_batch_sizes))
+        return f"{self.device} in {self.precision.upper()}" + (f", CUDA graphs for {sizes}" if sizes else "")
+
+
 class BatchingReport(msgspec.Struct, frozen=True):
     """How batches are formed. owner: gateway, triton or off. unmerged: why requests are not merged; empty if they may.
 
@@ -112,7 +138,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     """A model. state: ready, loading, unavailable or not loaded. reason: why it is not ready.
 
     card: null for a model that takes tensors only. card_problem: why the card cannot be used. is_removable: it was
-    added or pulled, so DELETE /v1/models/{model} removes it.
+    added or pulled, so DELETE /v1/models/{model} removes it. runs_on: null where the engine does not report it.
     """
 
     name: str
@@ -128,6 +154,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     batching: BatchingReport
     queue: QueueState
     traffic: TrafficReport
+    runs_on: RunsOn | None = None
 
 
 class ModelsReport(msgspec.Struct, frozen=True):

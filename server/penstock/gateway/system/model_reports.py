@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from penstock.engines.model_health import KnownModel
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.request_counts import Counts, RecentFigures, RequestCounts, RequestHistory
@@ -19,6 +20,7 @@ from penstock.protocol.model_reports import (
     ModelReport,
     ModelsReport,
     QueueState,
+    RunsOn,
     TensorReport,
     TrafficReport,
     VersionState,
@@ -37,7 +39,7 @@ _EMPTY_QUEUE = QueueStatistics(0, 0, 0, 0, 0, None, None)
 class ModelSources:
     """Functions that read the gateway's state. All run in the event loop, except `counts` if counts_block.
 
-    card: raises InvalidRequest.
+    card: raises InvalidRequest. facts: how the engine runs a model; None if it does not report it.
     """
 
     models: Callable[[], Mapping[str, KnownModel]]
@@ -49,6 +51,7 @@ class ModelSources:
     counts: Callable[[], Counts]
     counts_block: bool
     is_removable: Callable[[str], bool]
+    facts: Callable[[str], EngineFacts | None]
 
 
 class ModelReports:
@@ -120,7 +123,15 @@ class ModelReports:
             batching=_batching(options, queue),
             queue=QueueState(queue.depth, queue.in_flight, _ms(queue.wait_s)),
             traffic=_traffic(context.counts.get(known.name, RequestCounts()), queue, recent),
+            runs_on=self._runs_on(known),
         )
+
+    def _runs_on(self, known: KnownModel) -> RunsOn | None:
+        facts = self._sources.facts(known.name) if known.is_ready else None
+        if facts is None:
+            return None
+        fallbacks = [sentence[:MAX_TEXT] for sentence in facts.fallbacks]
+        return RunsOn(facts.device, facts.precision, list(facts.graph_batch_sizes), fallbacks)
 
     def _state(self, known: KnownModel, versions: list[VersionState]) -> str:
         if known.is_ready:
