@@ -17,7 +17,7 @@ from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun, ru
 from loadtest.bench.gpu.chart import ChartPlan
 from loadtest.bench.gpu.figures import PointLedger, ratios_of, rows_of
 from loadtest.bench.gpu.generators import Schedule, ScheduleRun, run_schedule
-from loadtest.bench.gpu.jpeg import rate_figures
+from loadtest.bench.gpu.jpeg import rate_figures, stage_figures
 from loadtest.bench.gpu.report import main as report
 from loadtest.bench.gpu.stretch import figures_of
 from loadtest.bench.gpu.tritons import (
@@ -107,6 +107,18 @@ def test_figures_count_rows_and_refuse_failures() -> None:
         figures_of(CallersRun([CallerRequest(0, 0.2, 5.0, "503: full")], 1.0, 0.1), [CallerLane("a", 1, b"")])
     shed = rate_figures(ScheduleRun([1.0] * 97, [0.0] * 100, {"503": 3}, 0, 0.1), 100, 1.0, 15.0)
     assert (shed["in_time"], shed["p99_ms"], shed["p50_ms"]) == (0.97, float("inf"), 1.0)
+
+
+def test_stages_are_read_from_the_answers_themselves() -> None:
+    """Percentiles of each stage over the sampled answers; nothing where none was sampled."""
+    stages = {"decode": 0.1, "preprocess": 0.0, "queue": 1.0, "infer": 2.0, "postprocess": 0.2}
+    answers = [
+        json.dumps({"batch_size": size, "timings_ms": stages | {"total": size * 1.0}}).encode() for size in (4, 8)
+    ]
+    figures = stage_figures(answers)
+    assert (figures["batch_size"], figures["queue_p99_ms"]) == (6.0, 1.0)
+    assert (figures["total_p50_ms"], figures["total_p99_ms"]) == (4.0, 8.0)
+    assert stage_figures([]) == {}
 
 
 FACTS = {"raw and served ready after s": 21.2, "raw and served took s": 55.2, "jpeg took s": 110.5}

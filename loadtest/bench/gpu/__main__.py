@@ -30,6 +30,7 @@ from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
 
 CHARTS = {"chart": (), "plain-chart": (("fuse", "0"),)}  # with cuDNN's fused calls, and without
 PARTS = (*CHARTS, "raw", "served", "jpeg")
+DECODERS = ("engine", "gateway")
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
 
@@ -55,6 +56,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
+    add("--jpeg-decoders", type=chosen_of(DECODERS), default=DECODERS, metavar="WHO,…", help="engine, gateway [both]")
     add("--up-flags", type=shlex.split, default=(), metavar="'FLAGS'", help="more, of jpeg's penstock up")
     add("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
     add("--seed", type=int, default=1, help="of the order and the arrivals [1]")
@@ -142,7 +144,8 @@ def _exports(options: argparse.Namespace, plan: Plan) -> tuple[Export, dict[str,
         "engine": Export(home, "resnet50-jpeg-random", ("--pictures", *batched)),
         "gateway": Export(home, "resnet50-decoded-random", ("--input", "uint8", *batched)),
     }
-    return Export(plan.work / "home", MODELS[options.input], ("--input", options.input)), pictures
+    chosen = {who: pictures[who] for who in options.jpeg_decoders}
+    return Export(plan.work / "home", MODELS[options.input], ("--input", options.input)), chosen
 
 
 def _jpeg_plan(options: argparse.Namespace, plan: Plan, pictures: Mapping[str, Export]) -> JpegPlan:

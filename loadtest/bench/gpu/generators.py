@@ -9,24 +9,37 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Self, TypeVar
 
-from loadtest.bench.gpu.callers import OK, BrokenConnection, CallerLane, CallersRun, Connection, reply_text, run_callers
+from loadtest.bench.gpu.callers import (
+    OK,
+    BrokenConnection,
+    CallerLane,
+    CallersRun,
+    Connection,
+    Reply,
+    reply_text,
+    run_callers,
+)
 
 _IDLE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """port: whom it asks. requests: in turn. moments_s: when, from the begin. connections: at most so many at once."""
+    """port: whom it asks. requests: in turn. moments_s: when, from the begin. connections: at most so many at once.
+
+    sample_every: the body of each so many-th good answer is kept; 0 for none.
+    """
 
     port: int
     requests: tuple[bytes, ...]
     moments_s: tuple[float, ...]
     connections: int
     timeout_s: float = 5.0
+    sample_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,7 @@ class ScheduleRun:
     """latencies_ms: of good answers, from the intended moment. late_ms: from that to the sending of each request.
 
     failures: (what was said, how often). unsent: that no connection was free for in time, or no answer came to.
+    samples: bodies of some good answers.
     """
 
     latencies_ms: list[float]
@@ -41,6 +55,7 @@ class ScheduleRun:
     failures: dict[str, int]
     unsent: int
     cpu_s: float
+    samples: tuple[bytes, ...] = ()
 
 
 class _OpenLoop:
@@ -57,6 +72,7 @@ class _OpenLoop:
         self.latencies_ms: list[float] = []
         self.late_ms: list[float] = []
         self.failures: Counter[str] = Counter()
+        self.samples: list[bytes] = []
 
     def open_all(self) -> None:
         """Raises OSError."""
@@ -113,17 +129,20 @@ class _OpenLoop:
                 if event & select.EPOLLOUT and connection.send_rest():
                     self._epoll.modify(fd, select.EPOLLIN)
                 if event & ~select.EPOLLOUT and (reply := connection.receive()):
-                    self._answered(connection, reply.status, "" if reply.status == OK else reply_text(reply))
+                    self._answered(connection, reply)
             except BrokenConnection as broken:
                 self._fail(connection, str(broken))
 
-    def _answered(self, connection: Connection, status: int, failure: str) -> None:
+    def _answered(self, connection: Connection, reply: Reply) -> None:
         intended_s = self._intended_s.pop(connection.fileno())
         self._free.append(connection)
-        if failure:
-            self.failures[f"{status}" if status == 503 else failure] += 1
-        else:
-            self.latencies_ms.append((time.monotonic() - intended_s) * 1000)
+        if reply.status != OK:
+            self.failures["503" if reply.status == 503 else reply_text(reply)] += 1
+            return
+        self.latencies_ms.append((time.monotonic() - intended_s) * 1000)
+        every = self._schedule.sample_every
+        if every and len(self.latencies_ms) % every == 0:
+            self.samples.append(reply.body)
 
     def _fail(self, connection: Connection, why: str) -> None:
         """A connection that was closed while it was idle is opened anew, and is no failure."""
@@ -149,7 +168,8 @@ def run_schedule(schedule: Schedule, begin_s: float) -> ScheduleRun:
         before_s = time.process_time()
         loop.run(begin_s)
         cpu_s = time.process_time() - before_s
-        return ScheduleRun(loop.latencies_ms, loop.late_ms, dict(loop.failures), loop.unanswered, cpu_s)
+        samples = tuple(loop.samples)
+        return ScheduleRun(loop.latencies_ms, loop.late_ms, dict(loop.failures), loop.unanswered, cpu_s, samples)
     finally:
         loop.close()
 
@@ -196,7 +216,7 @@ def _results(running: Sequence["Future[T]"]) -> list[T]:
 def _part(schedule: Schedule, number: int, count: int) -> Schedule:
     moments = schedule.moments_s[number::count]
     connections = max(1, schedule.connections // count)
-    return Schedule(schedule.port, schedule.requests, moments, connections, schedule.timeout_s)
+    return replace(schedule, moments_s=moments, connections=connections)
 
 
 def _one_of_callers(runs: Sequence[CallersRun]) -> CallersRun:
@@ -214,6 +234,7 @@ def _one_of_schedules(runs: Sequence[ScheduleRun]) -> ScheduleRun:
         dict(failures),
         sum(run.unsent for run in runs),
         sum(run.cpu_s for run in runs),
+        tuple(itertools.chain.from_iterable(run.samples for run in runs)),
     )
 
 

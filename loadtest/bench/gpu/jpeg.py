@@ -7,6 +7,7 @@ the SLO of the moment at which they were due. What fails or is refused counts as
 on the same cores; its CPU time is reported separately.
 """
 
+import json
 import math
 import random
 import time
@@ -23,6 +24,7 @@ from loadtest.bench.gpu.programs import PenstockUp
 from loadtest.bench.gpu.stretch import GpuBench, busy_cpu_s
 from loadtest.bench.gpu.tritons import picture_request
 from loadtest.bench.wire import BadAnswer
+from penstock.gateway.metrics import STAGES
 from penstock_load.pacer import send_times
 from penstock_load.scenario import Arrivals, Shape
 
@@ -31,6 +33,7 @@ CONNECTIONS = 384
 SHARES = tuple(0.97 * 0.95**place for place in range(20))  # of what the closed loop got, down to 0.37
 SUSTAINED = 0.99
 FIRST_ANSWER_S = 20.0
+SAMPLE_EVERY = 8  # answers of which one's stages are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class _Way:
         seconds = self._jpeg.seconds
         arrivals = Arrivals(shape=Shape.POISSON, rate=rate)
         moments = tuple(send_times(arrivals, seconds, seed=self._bench.plan.seed + number))
-        schedule = Schedule(self._up.port, self._requests, moments, CONNECTIONS)
+        schedule = Schedule(self._up.port, self._requests, moments, CONNECTIONS, sample_every=SAMPLE_EVERY)
         begin_s = time.monotonic() + START_S
         wait = self._bench.generators.opened(schedule)
         time.sleep(max(0.0, begin_s - time.monotonic()))
@@ -130,7 +133,8 @@ class _Way:
         time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
         elapsed_s = time.monotonic() - begin_s
         used, busy_s = self._up.cpu_s(), busy_cpu_s() - busy_s
-        figures = rate_figures(wait(), len(moments), seconds, self._jpeg.slo_ms)
+        run = wait()
+        figures = rate_figures(run, len(moments), seconds, self._jpeg.slo_ms) | stage_figures(run.samples)
         figures |= {f"{kind}_cores": (used[kind] - before[kind]) / elapsed_s for kind in used}
         return figures | {"machine_cores": busy_s / elapsed_s}, (begin_s, begin_s + seconds)
 
@@ -149,3 +153,15 @@ def rate_figures(run: ScheduleRun, asked: int, seconds: float, slo_ms: float) ->
         "failed": float(sum(run.failures.values()) + run.unsent),
         "generator_cores": run.cpu_s / seconds,
     }
+
+
+def stage_figures(answers: Sequence[bytes]) -> dict[str, float]:
+    """p50 and p99 of each stage by the answers' own `timings_ms`, and their batches' mean size."""
+    read = [json.loads(answer) for answer in answers]
+    if not read:
+        return {}
+    found = {"batch_size": sum(answer["batch_size"] for answer in read) / len(read)}
+    for stage in (*STAGES, "total"):
+        ordered = sorted(answer["timings_ms"][stage] for answer in read)
+        found |= {f"{stage}_p50_ms": quantile(ordered, 0.5), f"{stage}_p99_ms": quantile(ordered, 0.99)}
+    return found

@@ -192,6 +192,7 @@ class MpsDaemon:
 
 UP_STOP_S = 30.0
 STUB, TRITON = "triton_python_backend_stub", "tritonserver"
+CORE_PROCESS = "core"  # its last argument
 _READY = re.compile(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)")
 _REFUSED = re.compile(r"^cannot serve .+$", re.MULTILINE)
 
@@ -251,13 +252,15 @@ class PenstockUp:
         return self.child.family()
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds so far, by kind: gateway (workers, core and decoders), triton, model (its instances' processes)."""
-        found = {"gateway": 0.0, "triton": 0.0, "model": 0.0}
+        """Seconds so far, by kind: gateway (with its core), core, triton, model (its instances' processes)."""
+        found = {"gateway": 0.0, "core": 0.0, "triton": 0.0, "model": 0.0}
         for process in self.processes():
             with suppress(psutil.Error):
-                name, times = process.name(), process.cpu_times()
+                name, times, words = process.name(), process.cpu_times(), process.cmdline()
                 kind = "triton" if name.startswith(TRITON) else "model" if STUB.startswith(name) else "gateway"
                 found[kind] += times.user + times.system
+                if words[-1:] == [CORE_PROCESS]:
+                    found["core"] += times.user + times.system
         return found
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.console.pages import INDEX, SECURITY_HEADERS, StaticFile
 from penstock.console.proxy import Forwarded, Proxy, Upstream, error_response
 from penstock.console.sessions import COOKIE, IDLE_S, Sessions
-from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
+from penstock.gateway.rest.served_request import SERVED_REQUEST, ServedRequest
 from penstock.logs import get_logger
 from penstock.port_policy import BrowserPolicy
 from penstock.protocol.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMedia

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
+from penstock.gateway.rest.served_request import SERVED_REQUEST, ServedRequest
 from penstock.port_policy import CLIENT_ADDRESS_HEADER
 from penstock.protocol.batch_reports import EXPLAIN_HEADER
 

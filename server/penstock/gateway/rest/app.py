@@ -25,7 +25,6 @@ from penstock.gateway.model_adder import ModelAdder
 from penstock.gateway.model_check import ModelChecker
 from penstock.gateway.rest import identity, load, model_reports, models, openapi, shared_memory, streaming, system
 from penstock.gateway.rest.add_model import add_router
-from penstock.gateway.rest.connection import ANSWER_IS_COUNTED
 from penstock.gateway.rest.image import image_router
 from penstock.gateway.rest.infer import infer_router
 from penstock.gateway.rest.limits import RestOptions
@@ -41,6 +40,7 @@ from penstock.gateway.rest.routes import (
     RequestAuthentication,
     with_cors,
 )
+from penstock.gateway.rest.served_request import ANSWER_IS_COUNTED
 from penstock.gateway.rest.streaming import CoreRoute, HttpForwarder, forwarded
 from penstock.gateway.system.model_reports import ModelReports
 from penstock.gateway.system.reports import SystemReports

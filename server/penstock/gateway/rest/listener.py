@@ -12,9 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.call_options import CuttableCalls
-from penstock.gateway.rest.connection import SERVED_REQUEST, LimitedHttpProtocol, ListenerState, UnreadAnswers
+from penstock.gateway.rest.connection import LimitedHttpProtocol, ListenerState, UnreadAnswers
 from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.responses import response_of
+from penstock.gateway.rest.served_request import SERVED_REQUEST, ServedRequest
 from penstock.network import Sockets
 from penstock.protocol.errors import EngineUnavailable
 from penstock.tls import CurrentTls, TlsAcceptor
@@ -135,14 +136,15 @@ class _DrainableApp:
         self._running = CuttableCalls()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        served: ServedRequest | None = scope.get(SERVED_REQUEST)
         try:
             with self._running:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, send if served is None else served.send)
         except EngineUnavailable as error:
-            if not scope[SERVED_REQUEST].has_begun:
+            if served is not None and not served.has_begun:
                 response = response_of(error)
                 response.headers["Connection"] = "close"
-                await response(scope, receive, send)
+                await response(scope, receive, served.send)
 
     def cut(self) -> None:
         """End every running request now."""

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from penstock.gateway.rest.connection import SERVED_REQUEST, ServedRequest
 from penstock.gateway.rest.limits import RestOptions
 from penstock.gateway.rest.responses import ClientDisconnected
+from penstock.gateway.rest.served_request import SERVED_REQUEST, ServedRequest
 from penstock.protocol.call import CONNECTION_HEADERS, HOP_BY_HOP, HttpAnswer, HttpCall, InferHead, end_to_end
 from penstock.protocol.errors import BodyTooSlow, DeadlineExceeded, InvalidRequest, TooLarge
 from penstock.protocol.http_body import NOT_ENCODED, BodyBuffer, inflate
