@@ -14,6 +14,7 @@ from penstock.cli.gateway_client import settings_or_fail
 from penstock.cli.model_flags import image_size
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
+from penstock.engines.ort_serving.placement import Precision
 from penstock.gpu.tensorrt import ARCHITECTURES, capability_text, why_not_built
 from penstock.gpu.triton_images import Capability
 from penstock.models.catalogue import InstalledModel
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # they import onnx, which other commands of the group do not 
 _KNOWN = ", ".join(map(capability_text, ARCHITECTURES))
 _MAX_BATCH = 1024
 _DEFAULT_BATCH = 8
+_PRECISIONS = (Precision.FP32, Precision.TF32, Precision.FP16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,15 @@ class _Source:
     file: Path
     sides: dict[str, tuple[int, ...]]
     max_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """size: (height, width) in pixels."""
+
+    max_batch: int | None
+    size: tuple[int, int] | None
+    precision: Precision
 
 
 def build(
@@ -48,21 +59,26 @@ def build(
     input_size: Annotated[
         str, typer.Option(metavar="W[xH]", help="size in pixels, if the network's is free [config.pbtxt's]")
     ] = "",
+    precision: Annotated[
+        Precision, typer.Option(help="of the kernels; fp16 converts the model first")
+    ] = Precision.FP32,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
     home: Annotated[Path | None, typer.Option(help="where added models are [~/.penstock]", show_default=False)] = None,
 ) -> None:
     """Build TensorRT-RTX engines of a model on this CPU; show which ONNX nodes each layer of an engine holds.
 
     Each GPU architecture gets one file in the folder tensorrt-rtx beside the ONNX file, with a page that lists all of
-    its layers. A limited child process builds it. An engine computes in the precision of the ONNX file.
+    its layers. A limited child process builds it.
     """
     wanted = _capabilities(architectures)
     source = _source(model, home)
-    size = image_size(input_size)
+    if precision not in _PRECISIONS:
+        fail(f"--precision {precision.value} is not built: give fp32, which keeps a file's own types, tf32 or fp16")
+    options = _Options(max_batch, image_size(input_size), precision)
     engines = []
     for capability in wanted:
         with stoppable("no unfinished engine is left"), _errors_as_messages():
-            built, file = _build(source, capability, max_batch, size)
+            built, file = _build(source, capability, options)
         engines.append((built, file))
         if not as_json:
             print_engine(Console(highlight=False), source.title, built, file)
@@ -72,9 +88,7 @@ def build(
         print_json({"model": source.title, "engines": [engine_json(built, file) for built, file in engines]})
 
 
-def _build(
-    source: _Source, capability: Capability, max_batch: int | None, size: tuple[int, int] | None
-) -> "tuple[BuiltEngine, Path]":
+def _build(source: _Source, capability: Capability, options: _Options) -> "tuple[BuiltEngine, Path]":
     from penstock.models.tensorrt_rtx.build import BuildRequest, build_engine
     from penstock.models.tensorrt_rtx.page import page
 
@@ -85,8 +99,10 @@ def _build(
             text = f"engine for {capability_text(capability)}: {phase}"
             bar.update(task, description=text, completed=done, total=count or None)
 
-        rows = max_batch or source.max_batch or _DEFAULT_BATCH
-        request = BuildRequest(str(source.file), capability, rows, source.sides, size)
+        rows = options.max_batch or source.max_batch or _DEFAULT_BATCH
+        request = BuildRequest(
+            str(source.file), capability, rows, source.sides, options.size, precision=options.precision
+        )
         built, file = build_engine(request, on_phase)
     file.with_suffix(".md").write_text(page(source.title, built), encoding="utf-8")
     return built, file

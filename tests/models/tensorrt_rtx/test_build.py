@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from penstock.engines.ort_serving.placement import Precision
 from penstock.gpu.tensorrt import ARCHITECTURES, capability_text
 from penstock.models.tensorrt_rtx.build import BuildLimits, BuildRequest, CannotBuild, build_engine
 from tests.models.tensorrt_rtx.conftest import needs_tensorrt, real_model, request_for
@@ -66,7 +67,17 @@ def test_engine_of_each_architecture_has_fewer_layers_than_nodes(
     built, file = build_engine(request_for(real_model(shared_dir, tmp_path, name), architecture))
     assert len(built.table.layers) < 0.7 * built.table.node_count
     assert built.table.fused_count > 20
-    assert f"-sm{architecture[0]}{architecture[1]}-" in file.name
+    assert f"-sm{architecture[0]}{architecture[1]}-fp32-" in file.name
+
+
+def test_engine_in_fp16_casts_only_inputs_and_outputs(shared_dir: Path, tmp_path: Path) -> None:
+    """The network computes in half precision; its client sees float32."""
+    request = replace(request_for(real_model(shared_dir, tmp_path, "FastestDet.onnx")), precision=Precision.FP16)
+    built, file = build_engine(request)
+    outputs = [output.split()[0] for layer in built.table.layers for output in layer.outputs]
+    assert outputs.count("Half") > 80
+    assert [value.type.tensor_type.elem_type for value in onnx.load(file).graph.input] == [TensorProto.FLOAT]
+    assert "-sm89-fp16-" in file.name
 
 
 @pytest.mark.long
@@ -82,7 +93,7 @@ def test_engine_replaces_that_of_an_older_file(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx", "Relu", [1, 3, 8, 8])
     _, older = build_engine(request_for(tmp_path / "model.onnx"))
     older.with_suffix(".md").touch()
-    others = [older.with_name("model-sm86-0.onnx"), older.with_name("other-sm89-0.onnx")]
+    others = [older.with_name("model-sm86-fp32-0.onnx"), older.with_name("model-sm89-fp16-0.onnx")]
     for other in others:
         other.touch()
     write(tmp_path / "model.onnx", "Sigmoid", [1, 3, 8, 8])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.ort_serving.placement import Precision
 from penstock.models.tensorrt_rtx.build import BuiltEngine
 from penstock.models.tensorrt_rtx.layers import FusionTable, OnnxNode, read_layers
 from penstock.models.tensorrt_rtx.page import as_json, operators_text, page, shape_text, summary_lines
@@ -60,13 +61,13 @@ def test_layers_of_another_text_are_refused() -> None:
 def test_report_shows_every_layer_and_who_can_run_it(table: FusionTable) -> None:
     """The page has the patterns and all layers; sentences and JSON have the same figures."""
     shapes = {"x": ((1, 3, 8, 8), (4, 3, 8, 8))}
-    built = BuiltEngine((8, 9), "1.7.1.116", "ab" * 32, 5_000_000, 0.5, shapes, table)
+    built = BuiltEngine((8, 9), Precision.FP16, "1.7.1.116", "ab" * 32, 5_000_000, 0.5, shapes, table)
     assert summary_lines(built)[:4] == [
-        "for 8.9 (Ada: L4, L40, RTX 40) by TensorRT-RTX 1.7.1.116: 5.0 MB in 0.5 s",
+        "for 8.9 (Ada: L4, L40, RTX 40) in FP16 by TensorRT-RTX 1.7.1.116: 5.0 MB in 0.5 s",
         "inputs: x [1–4, 3, 8, 8]",
         "6 ONNX nodes became 3 layers; 2 of them hold several nodes; 2 further layers only order streams or compute "
         "shapes",
-        "in no layer, as computed in advance or not needed: 1 Shape",
+        "computed in advance, not needed, or merged into a layer that names no nodes: 1 Shape",
     ]
     text = page("best", built)
     assert "| 1 | Conv + Sigmoid + Mul |" in text

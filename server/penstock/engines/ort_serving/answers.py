@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import Config, OrtRequestError
+from .config import Config, OrtLoadError, OrtRequestError
 from .placement import Precision
 
 # Allowed difference, see `difference`. INT8: the CPU's and the GPU's kernels round at different places.
@@ -135,6 +135,21 @@ def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[f
         gap = math.inf if found[name].shape != wanted.shape else _relative_gap(wanted, found[name])
         worst = max(worst, (gap, name))
     return worst
+
+
+def check_outputs(run: Run, reference: Reference, precision: Precision, row_count: int, *, has_batch: bool) -> None:
+    """Raises OrtLoadError if a batch of that size has other outputs than the reference; OrtRequestError of `run`."""
+    if reference.why_not or not reference.outputs:
+        return
+    expected, inputs = reference.outputs, reference.inputs
+    if has_batch:
+        expected, inputs = repeated(expected, row_count), repeated(inputs, row_count)
+    gap, name = difference(expected, run(inputs))
+    if not gap <= LIMITS[precision]:
+        rows = f", {row_count} rows" if has_batch else ""
+        raise OrtLoadError(
+            f"output '{name}' differs by {gap:.1%} from FP32 on the CPU (limit {LIMITS[precision]:.1%}{rows})"
+        )
 
 
 def _relative_gap(wanted: Any, got: Any) -> float:

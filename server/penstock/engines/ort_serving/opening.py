@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from .answers import LIMITS, Reference, difference, reference_of, repeated
+from .answers import Arrays, Reference, Run, check_outputs, reference_of
 from .config import Config, OrtLoadError, OrtRequestError, Signature, read_signature
 from .cuda_session import CudaRunner, CudaSession, DeviceThread, Forms, TensorForm, offsets, unbound_options
 from .cudart import Cuda, CudaError, CudaRuntime, CudaUnavailable
@@ -18,6 +18,7 @@ from .half import converted_to_fp16
 from .memory import is_out_of_memory
 from .placement import (
     CUDA,
+    TENSORRT_RTX,
     EngineFacts,
     GpuSettings,
     Precision,
@@ -28,6 +29,7 @@ from .placement import (
     why_no_cuda,
     why_no_graph,
 )
+from .rtx_session import InstalledRtx, TensorRtRtx, open_engine
 from .session import CPU_ONLY, ORT_ERRORS, open_session, ort_error_text
 
 _MEMORY_SHARE = 0.8  # of the GPU's free memory, for one session
@@ -68,9 +70,11 @@ def open_model(
     complete: Callable[[Signature], Config],
     *,
     open_cuda: OpenCuda = CudaRuntime,
+    rtx: TensorRtRtx = InstalledRtx(),  # noqa: B008 - without state
 ) -> Opened:
     """The model on the GPU if it is placed there and gives the CPU's outputs, else on the CPU.
 
+    On the GPU by its TensorRT-RTX engine if one fits, else by CUDA.
     complete: the checked configuration for the file's tensors. Raises OrtLoadError.
     """
     session = open_session(path, new_options(), CPU_ONLY)
@@ -80,6 +84,9 @@ def open_model(
     settings = gpu_settings(config)  # wrong values are errors on any machine
     if placement.kind == "CPU" or (placement.kind == "AUTO" and not has_nvidia_driver()):
         return on_cpu
+    on_cpu, engine = _with_engine(path, placement, new_options, on_cpu, rtx)
+    if engine is not None:
+        return engine
     why = why_no_cuda(ort.get_available_providers(), _installed())
     if why:
         return _instead(on_cpu, placement, why)
@@ -92,6 +99,27 @@ def open_model(
         why = "; ".join([*opener.fallbacks, str(error)])
     thread.close(opener.close, waits=True)
     return _instead(on_cpu, placement, why)
+
+
+def _with_engine(
+    path: Path, placement: Placement, new_options: NewOptions, on_cpu: Opened, rtx: TensorRtRtx
+) -> tuple[Opened, Opened | None]:
+    """(on_cpu, the model by its engine), or (on_cpu with the reason, None)."""
+    settings, config = gpu_settings(on_cpu.config), on_cpu.config
+    try:
+        session = open_engine(path, placement.device_id, settings.precision, new_options, rtx)
+        if session is None:
+            return on_cpu, None
+        if settings.checks_answers:
+            reference, has_batch = _reference(path, on_cpu), int(config.get("max_batch_size", 0)) > 0
+            run = _outputs_of(session, [entry["name"] for entry in config["output"]])
+            for row_count in dict.fromkeys((reference.row_count, settings.buckets[-1])):
+                check_outputs(run, reference, settings.precision, row_count, has_batch=has_batch)
+    except (OrtLoadError, OrtRequestError) as error:
+        why = f"its TensorRT-RTX engine is not used: {error}"
+        return replace(on_cpu, facts=EngineFacts(fallbacks=(*on_cpu.facts.fallbacks, why))), None
+    facts = replace(on_cpu.facts, provider=TENSORRT_RTX, device_id=placement.device_id)
+    return on_cpu, replace(on_cpu, session=session, facts=replace(facts, precision=settings.precision.value))
 
 
 def _instead(on_cpu: Opened, placement: Placement, why: str) -> Opened:
@@ -138,7 +166,7 @@ class _GpuOpener:
     def open(self, cuda: Cuda, thread: DeviceThread) -> Opened:
         """Raises OrtLoadError, OrtRequestError, CudaError if no precision serves."""
         self._cuda = cuda
-        self._reference = self._new_reference() if self._settings.checks_answers else None
+        self._reference = _reference(self._path, self._on_cpu) if self._settings.checks_answers else None
         for precision, source in self._candidates():
             try:
                 runner, graph_sizes = self._runner(cuda, _Attempt(precision, source, self._settings.buckets))
@@ -147,20 +175,10 @@ class _GpuOpener:
                     raise
                 self.fallbacks.append(f"precision {precision.value} is not used: {error}")
                 continue
-            facts = EngineFacts(CUDA, cuda.device_id, precision.value, graph_sizes, tuple(self.fallbacks))
+            fallbacks = (*self._on_cpu.facts.fallbacks, *self.fallbacks)
+            facts = EngineFacts(CUDA, cuda.device_id, precision.value, graph_sizes, fallbacks)
             return replace(self._on_cpu, session=CudaSession(runner, cuda, thread), facts=facts)
         raise OrtLoadError("no precision serves")  # not reached: the last candidate raises or returns
-
-    def _new_reference(self) -> Reference:
-        names = [entry["name"] for entry in self._on_cpu.config["output"]]
-
-        def run(inputs: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return dict(zip(names, self._on_cpu.session.run(names, inputs), strict=True))
-            except ORT_ERRORS as error:
-                raise OrtRequestError(ort_error_text(error), is_client_error=False) from None
-
-        return reference_of(self._on_cpu.config, self._path, run)
 
     def _candidates(self) -> Iterator[tuple[Precision, Path | bytes]]:
         """The wished precision, if its outputs can be compared, then FP32."""
@@ -267,22 +285,26 @@ class _GpuOpener:
 
     def _compare(self, runner: CudaRunner, precision: Precision, row_count: int) -> None:
         """Raises OrtLoadError if a batch of that size has other outputs than the reference."""
-        reference = self._reference
-        if reference is None or reference.why_not or not reference.outputs:
-            return
-        expected, inputs = reference.outputs, reference.inputs
-        if self._has_batch:
-            expected, inputs = repeated(expected, row_count), repeated(inputs, row_count)
+        if self._reference is not None:
+            run = _outputs_of(runner, [*self._reference.outputs])
+            check_outputs(run, self._reference, precision, row_count, has_batch=self._has_batch)
+
+
+def _reference(path: Path, on_cpu: Opened) -> Reference:
+    run = _outputs_of(on_cpu.session, [entry["name"] for entry in on_cpu.config["output"]])
+    return reference_of(on_cpu.config, path, run)
+
+
+def _outputs_of(session: Any, names: list[str]) -> Run:
+    """A function of a session's inputs, which raises OrtRequestError."""
+
+    def run(inputs: Arrays) -> Arrays:
         try:
-            found = dict(zip(expected, runner.run(list(expected), inputs), strict=True))
+            return dict(zip(names, session.run(names, inputs), strict=True))
         except ORT_ERRORS as error:
-            raise OrtLoadError(ort_error_text(error)) from None
-        gap, name = difference(expected, found)
-        if not gap <= LIMITS[precision]:
-            rows = f", {row_count} rows" if self._has_batch else ""
-            raise OrtLoadError(
-                f"output '{name}' differs by {gap:.1%} from FP32 on the CPU (limit {LIMITS[precision]:.1%}{rows})"
-            )
+            raise OrtRequestError(ort_error_text(error), is_client_error=False) from None
+
+    return run
 
 
 def _input_form(entry: dict[str, Any]) -> TensorForm:

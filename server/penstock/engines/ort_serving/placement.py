@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .config import Config, OrtLoadError, Signature
 
-CPU, CUDA = "cpu", "cuda"
+CPU, CUDA, TENSORRT_RTX = "cpu", "cuda", "tensorrt_rtx"
 _DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # of Linux and of WSL
 MAX_BUCKETS = 16  # each captured graph uses memory of the GPU
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
@@ -40,7 +40,7 @@ class Precision(Enum):
 class EngineFacts:
     """How one instance runs. fallbacks: one sentence for each wish that it does not fulfil, with the reason."""
 
-    provider: str = CPU  # or CUDA
+    provider: str = CPU  # or CUDA, TENSORRT_RTX
     device_id: int | None = None  # of the GPU
     precision: str = Precision.FP32.value
     graph_batch_sizes: tuple[int, ...] = ()  # batch sizes with a CUDA graph; others run without one

@@ -2,6 +2,8 @@
 
 import hashlib
 
+from .placement import Precision
+
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 FOLDER = "tensorrt-rtx"  # beside the ONNX file
 
@@ -12,6 +14,6 @@ def engine_key(model_sha256: str, version: str) -> str:
     return hashlib.sha256(f"{model_sha256} {release}".encode()).hexdigest()[:16]
 
 
-def engine_prefix(stem: str, capability: tuple[int, int]) -> str:
+def engine_prefix(stem: str, capability: tuple[int, int], precision: Precision) -> str:
     """Begin of the names of a model's engines for a compute capability. stem: of the ONNX file's name."""
-    return f"{stem}-sm{capability[0]}{capability[1]}-"
+    return f"{stem}-sm{capability[0]}{capability[1]}-{precision.value}-"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.engines.ort_serving.placement import Precision
 from penstock.engines.ort_serving.tensorrt_rtx import FOLDER, engine_key, engine_prefix
 from penstock.gpu.tensorrt import capability_text
 from penstock.gpu.triton_images import Capability
@@ -45,7 +46,8 @@ class BuildRequest:
     """What to build. model: path of the ONNX file. max_batch: rows of a call, where the file leaves them free.
 
     sides: whole shapes of inputs, to fill in what the file leaves free behind the first side; -1 if unknown. size:
-    (height, width) in pixels, for sides of pictures that are free then.
+    (height, width) in pixels, for sides of pictures that are free then. precision: of the kernels; FP16 converts the
+    model first, and FP32 leaves a file that is FP16 as it is.
     """
 
     model: str
@@ -53,6 +55,7 @@ class BuildRequest:
     max_batch: int
     sides: dict[str, Shape] = field(default_factory=dict)
     size: tuple[int, int] | None = None
+    precision: Precision = Precision.FP32
     limits: BuildLimits = field(default_factory=BuildLimits)
 
 
@@ -61,6 +64,7 @@ class BuiltEngine:
     """shapes: least and greatest of each input. build_s: wall time of the build. library: TensorRT-RTX's version."""
 
     architecture: Capability
+    precision: Precision
     library: str
     model_sha256: str
     engine_bytes: int
@@ -95,7 +99,7 @@ def build_engine(request: BuildRequest, on_phase: OnPhase = lambda *_: None) -> 
     part = folder / f".{os.getpid()}.part"
     try:
         built = _run_child(request, part, on_phase)
-        prefix = engine_prefix(model.stem, request.architecture)
+        prefix = engine_prefix(model.stem, request.architecture, request.precision)
         file = folder / f"{prefix}{engine_key(built.model_sha256, built.library)}.onnx"
         part.replace(file)
     finally:

@@ -9,6 +9,9 @@ import onnx
 import tensorrt_rtx_bindings as trt
 from onnx import helper
 
+from penstock.engines.ort_serving.config import OrtLoadError
+from penstock.engines.ort_serving.half import converted_to_fp16
+from penstock.engines.ort_serving.placement import Precision
 from penstock.engines.ort_serving.tensorrt_rtx import PROVIDER
 from penstock.gpu.tensorrt import capability_text
 from penstock.models.inspect.facts import ModelFacts
@@ -70,12 +73,15 @@ def build(request: BuildRequest, facts: ModelFacts, part: Path, on_phase: OnPhas
     log = _Log()
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    _parse(request, network, log)
+    content = _content(request)
+    _parse(request, content, network, log)
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
     major, minor = request.architecture
     config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{major}{minor}"), 0)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that layers name their ONNX nodes
+    if request.precision is not Precision.TF32:
+        config.clear_flag(trt.BuilderFlag.TF32)  # it is set by default
     config.progress_monitor = _Monitor(on_phase)
     shapes = {tensor.name: _shapes(request, tensor) for tensor in _inputs(network)}
     profile = builder.create_optimization_profile()
@@ -87,10 +93,11 @@ def build(request: BuildRequest, facts: ModelFacts, part: Path, on_phase: OnPhas
         raise CannotBuild(f"{_what(request)}: {_reason(log)}")
     if plan.nbytes > request.limits.engine_bytes:
         raise CannotBuild(f"{_what(request)}: it has {plan.nbytes} bytes (limit {request.limits.engine_bytes})")
-    graph = onnx.load(request.model, load_external_data=False).graph
+    graph = onnx.load_from_string(content).graph
     part.write_bytes(_context_model(request, graph, bytes(plan)))
     return BuiltEngine(
         request.architecture,
+        request.precision,
         trt.__version__,
         facts.sha256,
         plan.nbytes,
@@ -110,9 +117,20 @@ def _reason(log: _Log) -> str:
     return " ".join(log.errors[-1].split())[:_MAX_REASON] if log.errors else "it gives no reason"
 
 
-def _parse(request: BuildRequest, network: Any, log: _Log) -> None:
+def _content(request: BuildRequest) -> bytes:
+    """The ONNX file in the precision of the request."""
+    path = Path(request.model)
+    if request.precision is not Precision.FP16:
+        return path.read_bytes()
+    try:
+        return converted_to_fp16(path)
+    except OrtLoadError as error:
+        raise CannotBuild(f"{request.model} cannot be converted to FP16: {error}") from error
+
+
+def _parse(request: BuildRequest, content: bytes, network: Any, log: _Log) -> None:
     parser = trt.OnnxParser(network, log)
-    if parser.parse_from_file(request.model):
+    if parser.parse(content):
         return
     error = parser.get_error(0) if parser.num_errors else None
     if error is None:

@@ -56,7 +56,8 @@ class FusedPattern:
 class FusionTable:
     """node_count: of the ONNX graph, without constants. layers: without those of CONTROL, which are only counted.
 
-    folded: nodes that are in no layer, by operator: TensorRT computed them when it built the engine, or needs none.
+    folded: nodes that no layer names, by operator: TensorRT computed them when it built the engine, does not need them,
+    or merged them into a layer without names.
     """
 
     node_count: int

@@ -30,8 +30,8 @@ def summary_lines(built: BuiltEngine) -> list[str]:
     table, advice = built.table, advise_tensorrt(built.architecture)
     inputs = ", ".join(f"{name} {shape_text(*shapes)}" for name, shapes in built.shapes.items())
     return [
-        f"for {capability_text(built.architecture)} ({advice.cards}) by TensorRT-RTX {built.library}: "
-        f"{built.engine_bytes / 1e6:.1f} MB in {built.build_s:.1f} s",
+        f"for {capability_text(built.architecture)} ({advice.cards}) in {built.precision.name} by TensorRT-RTX "
+        f"{built.library}: {built.engine_bytes / 1e6:.1f} MB in {built.build_s:.1f} s",
         f"inputs: {inputs}",
         f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them hold several "
         f"nodes; {table.control_count} further layers only order streams or compute shapes",
@@ -50,7 +50,7 @@ def _folded(table: FusionTable) -> list[str]:
     if not table.folded:
         return []
     nodes = ", ".join(f"{count} {operator}" for operator, count in table.folded.items())
-    return [f"in no layer, as computed in advance or not needed: {nodes}"]
+    return [f"computed in advance, not needed, or merged into a layer that names no nodes: {nodes}"]
 
 
 def as_json(built: BuiltEngine, file: Path) -> dict[str, object]:
@@ -58,6 +58,7 @@ def as_json(built: BuiltEngine, file: Path) -> dict[str, object]:
     table = built.table
     return {
         "architecture": capability_text(built.architecture),
+        "precision": built.precision.value,
         "file": str(file),
         "library": f"TensorRT-RTX {built.library}",
         "model_sha256": built.model_sha256,
@@ -94,7 +95,7 @@ def page(title: str, built: BuiltEngine) -> str:
         for number, layer in enumerate(built.table.layers, 1)
     )
     return f"""\
-# {title}: engine for {capability_text(built.architecture)}
+# {title}: engine for {capability_text(built.architecture)} in {built.precision.name}
 
 {NEVER_RUN} Model file: SHA-256 `{built.model_sha256}`.
 
