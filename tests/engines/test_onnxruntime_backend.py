@@ -169,6 +169,7 @@ def wait_for_counter(triton: RunningTriton, counter: str, value: int, timeout_s:
         ("broken_dims", "input 'x' is [-1,3] in the ONNX file, [-1,4] in the configuration"),
         ("broken_bfloat16", "'x' is a tensor(bfloat16) in the ONNX file, which Triton's backends cannot carry"),
         ("broken_batch", "max_batch_size is 8, but not every tensor of the ONNX file has a dynamic first dimension"),
+        ("broken_pictures", "image-decoder: engine needs PyTorch in the environment of Triton's models"),
         ("broken_file", "cannot open"),
         ("broken_absent", "there is no file"),
     ],

@@ -92,6 +92,7 @@ def test_prepare_lays_the_backends_out_as_files_of_its_own(tmp_path: Path, envir
         "python/triton_python_backend_stub",
         "onnxruntime/model.py",
         "onnxruntime/ort_serving/session.py",
+        "onnxruntime/torch_serving/session_pictures.py",
         "onnxruntime/row_trial.py",
         "torch/model.py",
         "torch/torch_serving/program.py",

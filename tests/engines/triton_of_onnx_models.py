@@ -46,6 +46,13 @@ output [ { name: "done" data_type: TYPE_INT64 dims: [ 1 ] } ]
 """
 
 
+PICTURES = """input [ { name: "x" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] } ]
+parameters { key: "image-decoder" value { string_value: "engine" } }
+parameters { key: "infer-dims" value { string_value: "3;8;8" } }
+"""
+
+
 @dataclass(frozen=True)
 class RunningTriton:
     """Its addresses and its log so far."""
@@ -88,6 +95,7 @@ def _write_broken_models(repository: Path) -> None:
     save(identity(), repository, "broken_dims", config=wrong_dims)
     save(bfloat16, repository, "broken_bfloat16", config=_config())
     save(identity((1, 3)), repository, "broken_batch", config=_config(max_batch_size=8))
+    save(identity(("N", 3, 8, 8)), repository, "broken_pictures", config=_config(PICTURES, max_batch_size=8))
     for name in ("broken_file", "broken_absent"):
         save(identity(), repository, name, config=_config())
     (repository / "broken_file" / "1" / "model.onnx").write_bytes(b"this is no ONNX file")

@@ -144,6 +144,31 @@ def test_tensor_of_pytorch_on_the_gpu_is_taken_as_it_is(open_on: Open) -> None:
     assert difference(expected, found)[0] <= 1e-5
 
 
+def test_jpegs_reach_the_session_on_the_gpu(open_on: Open) -> None:
+    """nvJPEG and the kernel fill a CUDA tensor that the session reads: nearly the CPU's answer for its own pixels."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchvision")
+    from penstock.engines.torch_serving.config import PictureSpec
+    from penstock.engines.torch_serving.session_pictures import SessionPictures
+
+    photo = CHECKOUT.parent / "shared" / "media"
+    encoded = [path.read_bytes() for path in sorted(photo.glob("*.jpg"))[:4]]
+    if not encoded:
+        pytest.skip(f"no photos in {photo}")
+    path = MODELS / f"{YOLOX}.onnx"
+    found = []
+    for kind, device in (("GPU", "cuda:0"), ("CPU", "cpu")):
+        _, model = open_on(path, kind, max_batch_size=4)
+        spec = PictureSpec(416, 416, color="BGR")
+        session = SessionPictures(spec, model.run, input_name="images", max_batch_size=4, device=device)
+        found.append(session.run(["output"], {"images": np.array([[one] for one in encoded], object)})[0])
+    gap = difference({"output": found[1]}, {"output": found[0]})[0]
+    sys.stdout.write(
+        f"{len(encoded)} JPEGs by nvJPEG and by the CPU: largest difference {gap:.2e} ({torch.__version__})\n"
+    )
+    assert gap <= 0.1
+
+
 LOSE_CONTEXT = """
 import sys, numpy, pathlib
 import torch

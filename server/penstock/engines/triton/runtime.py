@@ -34,7 +34,7 @@ def _plain_path(repository: Path, link: Path) -> Path:
 
 MIN_GLIBC = (2, 35)
 _OUR_BACKENDS = Path(__file__).resolve().parents[1] / "triton_backends"
-_BESIDE_OUR_MODEL_PY = {"onnxruntime": "ort_serving", "torch": "torch_serving"}
+_BESIDE_OUR_MODEL_PY = {"onnxruntime": ("ort_serving", "torch_serving"), "torch": ("torch_serving",)}
 _BESIDE_EACH = "row_trial.py"
 _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
@@ -262,8 +262,8 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
         if (ours / "model.py").is_file():
             laid_out = backends / ours.name
             shutil.copytree(ours, laid_out, ignore=no_bytecode)
-            beside = _BESIDE_OUR_MODEL_PY[ours.name]
-            shutil.copytree(_OUR_BACKENDS.parent / beside, laid_out / beside, ignore=no_bytecode)
+            for beside in _BESIDE_OUR_MODEL_PY[ours.name]:
+                shutil.copytree(_OUR_BACKENDS.parent / beside, laid_out / beside, ignore=no_bytecode)
             shutil.copyfile(_OUR_BACKENDS.parent / _BESIDE_EACH, laid_out / _BESIDE_EACH)
     return backends
 

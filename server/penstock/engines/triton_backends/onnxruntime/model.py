@@ -1,11 +1,12 @@
 """Triton's Python-based backend `onnxruntime`: serves models of NGC's C++ backend of that name, on a GPU or the CPU.
 
-Runs in Triton's interpreter, one process per instance, with ort_serving/ and row_trial.py beside this file.
+Runs in Triton's interpreter, one process per instance, with ort_serving/, torch_serving/ and row_trial.py beside this
+file. With `image-decoder: engine` requests have encoded pictures, which PyTorch's part of the backend `torch` decodes.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import row_trial
 import triton_python_backend_utils as pb_utils
-from ort_serving.batch import BatchRunner, OrtRequest, Outcome, missing_batch_dimension
+from ort_serving.batch import BatchRunner, OrtRequest, Outcome, Run, missing_batch_dimension
 from ort_serving.config import (
     Config,
     OrtDeviceLost,
@@ -30,8 +31,10 @@ from ort_serving.config import (
 from ort_serving.cudart import exit_after
 from ort_serving.memory import MemoryLimit, prefer_for_oom_kill
 from ort_serving.opening import Placement, open_model
+from ort_serving.placement import CUDA
 from ort_serving.session import OrtModel, describe, model_path, open_for_reading, parameter, session_options
 from ort_serving.threads import thread_budget
+from torch_serving.config import PictureSpec, TorchLoadError, TorchRequestError, picture_spec
 
 MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # the check is a round trip to Triton of 0.04 to 0.2 ms per request
 RUN_TIME_DECAY = 0.9  # per run: also covers requests that waited for a slow run
@@ -64,7 +67,9 @@ class TritonPythonModel:
             raise _load_failure(self._name, error) from None
 
     def _open(self, args: dict[str, str]) -> BatchRunner:
-        config: Config = json.loads(args["model_config"])
+        given: Config = json.loads(args["model_config"])
+        pictures = _picture_spec(given)
+        config = given if pictures is None else _network_config(given, pictures)
         path = model_path(Path(args["model_repository"], args["model_version"]), config)
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         budget, memory = thread_budget(config), MemoryLimit()
@@ -86,14 +91,16 @@ class TritonPythonModel:
         instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
         options = describe(config, session_options(config, budget), budget)
         pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {opened.facts.log_fields()} {options}")
-        model = OrtModel(opened.session, opened.signature, config, memory)
-        return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
+        run: Run = OrtModel(opened.session, opened.signature, config, memory).run
+        if pictures is not None:
+            run = _run_of_pictures(pictures, config, opened.facts.device, run)
+        return BatchRunner(run, is_batching=self._may_merge(run, path, given, is_on_gpu=opened.facts.provider == CUDA))
 
-    def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
+    def _may_merge(self, run: Run, path: Path, config: Config, *, is_on_gpu: bool) -> bool:
         """Whether requests of one execute() may share a run. Logs why not."""
         if config["max_batch_size"] < 2 or "dynamic_batching" not in config:
             return False  # Triton passes them one by one
-        if why := _why_not_merged(model, path, config):
+        if why := _why_not_merged(run, path, config, is_on_gpu=is_on_gpu):
             pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
         return not why
 
@@ -132,7 +139,46 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outcome.items()])
 
 
-def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
+def _picture_spec(config: Config) -> PictureSpec | None:
+    try:
+        return picture_spec(config)
+    except TorchLoadError as error:
+        raise OrtLoadError(str(error)) from None
+
+
+def _network_config(config: Config, pictures: PictureSpec) -> Config:
+    """The configuration with the network's own input instead of encoded pictures."""
+    dims = [pictures.channels, pictures.height, pictures.width]
+    return {**config, "input": [{**config["input"][0], "data_type": "TYPE_FP32", "dims": dims}]}
+
+
+def _run_of_pictures(pictures: PictureSpec, config: Config, device: str, run: Run) -> Run:
+    """A run that takes encoded pictures. Raises OrtLoadError without PyTorch."""
+    try:
+        from torch_serving.session_pictures import SessionPictures
+    except ImportError as error:
+        raise OrtLoadError(
+            f"image-decoder: engine needs PyTorch in the environment of Triton's models ({error}): `penstock setup "
+            "triton --gpu`"
+        ) from error
+    reader = SessionPictures(
+        pictures,
+        run,
+        input_name=config["input"][0]["name"],
+        max_batch_size=int(config["max_batch_size"]),
+        device=device,
+    )
+
+    def run_pictures(names: Sequence[str], inputs: Mapping[str, Any]) -> Sequence[Any]:
+        try:
+            return reader.run(names, inputs)
+        except TorchRequestError as error:
+            raise OrtRequestError(str(error), is_client_error=True) from None
+
+    return run_pictures
+
+
+def _why_not_merged(run_model: Run, path: Path, config: Config, *, is_on_gpu: bool) -> str:
     """Why not, by configuration, trial and graph; empty if rows follow the batch."""
     try:
         says = row_trial.declared(parameter(config, row_trial.PARAMETER))
@@ -144,14 +190,16 @@ def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
 
     def run(inputs: dict[str, Any]) -> row_trial.Answer:
         try:
-            return dict(zip(outputs, model.run(outputs, inputs), strict=True))
+            return dict(zip(outputs, run_model(outputs, inputs), strict=True))
         except OrtRequestError as error:
             return str(error)
 
     inputs = [row_trial.InputSpec(*spec) for spec in input_specs(config)]
     data_types = [entry["data_type"].removeprefix("TYPE_") for entry in (*config["input"], *config["output"])]
-    tolerance = row_trial.tolerance_of(data_types, is_reduced=row_trial.computes_in_8_bits(path))
-    why = row_trial.run_trial(row_trial.row_trial(inputs, tolerance), run)
+    is_reduced = is_on_gpu or row_trial.computes_in_8_bits(path)
+    tolerance = row_trial.tolerance_of(data_types, is_reduced=is_reduced)
+    trial = row_trial.row_trial(inputs, tolerance, takes_pictures=picture_spec(config) is not None)
+    why = row_trial.run_trial(trial, run)
     return why or ("" if says else missing_batch_dimension(path, config))
 
 
