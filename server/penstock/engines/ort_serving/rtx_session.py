@@ -18,9 +18,8 @@ import onnxruntime as ort
 from .config import OrtLoadError
 from .placement import Precision
 from .session import ORT_ERRORS, ort_error_text
-from .tensorrt_rtx import FOLDER, PROVIDER, engine_key, engine_prefix
+from .tensorrt_rtx import FOLDER, PROVIDER, RUNTIME_CACHE, engine_key, engine_prefix
 
-RUNTIME_CACHE = "runtime-cache"  # in FOLDER: kernels that the plug-in compiles at the first runs
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
 _MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
 _LIBRARY = "libtensorrt_rtx.so."

@@ -6,6 +6,7 @@ from .placement import Precision
 
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 FOLDER = "tensorrt-rtx"  # beside the ONNX file
+RUNTIME_CACHE = "runtime-cache"  # in FOLDER: kernels that the plug-in compiles at the first runs
 
 
 def engine_key(model_sha256: str, version: str) -> str:

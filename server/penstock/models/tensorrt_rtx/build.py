@@ -5,6 +5,7 @@ The file is an ONNX model of one EPContext node that holds the engine: what ONNX
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engines.ort_serving.placement import Precision
-from penstock.engines.ort_serving.tensorrt_rtx import FOLDER, engine_key, engine_prefix
+from penstock.engines.ort_serving.tensorrt_rtx import FOLDER, RUNTIME_CACHE, engine_key, engine_prefix
 from penstock.gpu.tensorrt import capability_text
 from penstock.gpu.triton_images import Capability
 from penstock.models.tensorrt_rtx.layers import FusionTable
@@ -102,6 +103,7 @@ def build_engine(request: BuildRequest, on_phase: OnPhase = lambda *_: None) -> 
         prefix = engine_prefix(model.stem, request.architecture, request.precision)
         file = folder / f"{prefix}{engine_key(built.model_sha256, built.library)}.onnx"
         part.replace(file)
+        shutil.rmtree(folder / RUNTIME_CACHE, ignore_errors=True)  # of older engines; the plug-in fills it again
     finally:
         part.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

@@ -94,7 +94,7 @@ def build(request: BuildRequest, facts: ModelFacts, part: Path, on_phase: OnPhas
     if plan.nbytes > request.limits.engine_bytes:
         raise CannotBuild(f"{_what(request)}: it has {plan.nbytes} bytes (limit {request.limits.engine_bytes})")
     graph = onnx.load_from_string(content).graph
-    part.write_bytes(_context_model(request, graph, bytes(plan)))
+    part.write_bytes(_context_model(request, graph, bytes(plan), facts.sha256))
     return BuiltEngine(
         request.architecture,
         request.precision,
@@ -169,23 +169,25 @@ def _nodes(graph: onnx.GraphProto) -> Sequence[OnnxNode]:
     return [OnnxNode(node.name or f"node_of_{node.output[0]}", node.op_type) for node in graph.node]
 
 
-def _context_model(request: BuildRequest, graph: onnx.GraphProto, plan: bytes) -> bytes:
+def _context_model(request: BuildRequest, graph: onnx.GraphProto, plan: bytes, sha256: str) -> bytes:
     """An ONNX file with the engine in an EPContext node, as the plug-in writes it itself."""
+    architecture = "".join(map(str, request.architecture))
+    partition = f"{sha256[:16]}_{architecture}_{request.precision.value}"  # names the plug-in's cache of kernels
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     node = helper.make_node(
         "EPContext",
         [value.name for value in inputs],
         [value.name for value in graph.output],
-        name="penstock",
+        name=partition,
         domain="com.microsoft",
         main_context=0,
         embed_mode=1,
         ep_cache_context=plan,
         ep_sdk_version=trt.__version__,
-        hardware_architecture="".join(map(str, request.architecture)),
+        hardware_architecture=architecture,
         onnx_model_filename=Path(request.model).name,
-        partition_name="penstock",
+        partition_name=partition,
         source=PROVIDER,
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
