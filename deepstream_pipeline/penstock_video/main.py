@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(component="video")
 LEAST_CORES = 4  # on fewer, the engine and this program need all of them: decode processes are not pinned
 _DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
-_PACKAGES = {"PyNvVideoCodec": "PyNvVideoCodec", "cuda": "cuda-bindings"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,8 @@ def _what_is_missing() -> str:
     """What GPU decoding needs and this machine lacks; checked without the driver."""
     if not _is_there(_DRIVER):
         return f"no NVIDIA driver is here ({_DRIVER}); penstock doctor says more"
-    for module, package in _PACKAGES.items():
-        if find_spec(module) is None:
-            return f"the package {package} is not here: run make gpu in a checkout, else pip install 'penstock[gpu]'"
+    if find_spec("cuda") is None:
+        return "the package cuda-bindings is not here: run make gpu in a checkout, else pip install 'penstock[gpu]'"
     if not _is_there(_VIDEO_LIBRARY):
         return (
             f"NVIDIA's {_VIDEO_LIBRARY} is not here: it comes with the driver, and into a container with "

@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from penstock_video.types import CloseReason, DecoderKind, DropReason, SourceState
+from penstock_video.types import CloseReason, DecoderKind, DecoderSharing, DropReason, SourceState
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FRAMES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -66,6 +66,8 @@ TABLE = (
     Declaration("state", _G, "1 for the state that a source is in, 0 for the others.", ("source", "state")),
     Declaration("frozen", _G, "1 while a source shows the same picture.", ("source",)),
     Declaration("decoder", _G, "1 for the decoder of a source's pictures, 0 for the others.", ("source", "decoder")),
+    Declaration("decoder_shared", _G, "1 while a source shares its NVDEC decoder with another one.", ("source",)),
+    Declaration("decoder_mismatches_total", _C, "Times that pictures of a shared decoder were wrong.", ("source",)),
     Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
     Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
     Declaration("glass_to_event_seconds", _H, "From a frame's packet's coming to its result.", ("source",), SECONDS),
@@ -107,6 +109,8 @@ class _Source:
         self.frozen: Gauge = self._series("frozen")
         self.states: dict[SourceState, Gauge] = {state: self._series("state", state.value) for state in SourceState}
         self.decoders: dict[str, Gauge] = {kind: self._series("decoder", kind) for kind in DECODERS}
+        self.shared: Gauge = self._series("decoder_shared")
+        self.is_mismatch = False
         self.decode: Summary = self._series("decode_seconds")
         self.prepare: Summary = self._series("prepare_seconds")
         self.glass_to_event: Histogram = self._series("glass_to_event_seconds")
@@ -221,6 +225,14 @@ class VideoMetrics:
         if (series := self._of(source)) is not None:
             for each, gauge in series.decoders.items():
                 gauge.set(each == decoder)
+
+    def sharing(self, source: str, sharing: DecoderSharing) -> None:
+        """Sets how the source uses its NVDEC decoder."""
+        if (series := self._of(source)) is not None:
+            series.shared.set(sharing is DecoderSharing.SHARED)
+            is_mismatch, series.is_mismatch = series.is_mismatch, sharing is DecoderSharing.MISMATCH
+            if series.is_mismatch and not is_mismatch:
+                series.count("decoder_mismatches_total")
 
     def decode_processes(self, decoder: str, n: int) -> None:
         """Sets the number of decode processes with this decoder."""

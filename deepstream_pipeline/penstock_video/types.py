@@ -71,6 +71,15 @@ class DecoderKind(StrEnum):
     NVDEC = "nvdec"
 
 
+class DecoderSharing(StrEnum):
+    """How a source uses its NVDEC decoder. SHARED: with another source. MISMATCH: its own, since its pictures were
+    wrong in a shared one."""
+
+    OWN = "own"
+    SHARED = "shared"
+    MISMATCH = "mismatch"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceConfig:
     """A source, in DeepStream's terms if it has them.

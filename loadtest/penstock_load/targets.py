@@ -33,6 +33,8 @@ UNITS: Mapping[str, str] = measures.UNITS | {
     "streams_720p30_h264": "streams",
     "streams_1080p30_h264": "streams",
     "streams_1080p30_hevc": "streams",
+    "streams_1080p30_detector": "streams",
+    "streams_1080p30_detector_tracked": "streams",  # every third frame inferred
     "mps_ratio": "ratio",  # to the same clients without MPS
     "mps_ratio_8": "ratio",  # with 8 clients
     "mps_ratio_16": "ratio",

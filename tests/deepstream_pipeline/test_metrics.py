@@ -9,7 +9,7 @@ import pytest
 
 from penstock.gateway.metrics import PROCESS_METRICS
 from penstock_video.metrics import TABLE, VideoMetrics
-from penstock_video.types import AnalyticsKind, CloseReason, DropReason, SourceState
+from penstock_video.types import AnalyticsKind, CloseReason, DecoderSharing, DropReason, SourceState
 
 
 def fill(metrics: VideoMetrics, source: str) -> None:
@@ -23,6 +23,8 @@ def fill(metrics: VideoMetrics, source: str) -> None:
     metrics.fps(source, 29.5)
     metrics.decoder(source, "cpu")
     metrics.decoder(source, "nvdec")
+    for sharing in (DecoderSharing.OWN, DecoderSharing.MISMATCH, DecoderSharing.MISMATCH, DecoderSharing.SHARED):
+        metrics.sharing(source, sharing)
     metrics.decode_s(source, 0.004, 3)
     metrics.prepare_s(source, 0.002)
     metrics.glass_to_event(source, 0.08)
@@ -66,6 +68,8 @@ def test_page_holds_every_row_of_the_table() -> None:
         'penstock_video_fps{source="door"} 29.5',
         'penstock_video_decoder{decoder="nvdec",source="door"} 1.0',
         'penstock_video_decoder{decoder="cpu",source="door"} 0.0',
+        'penstock_video_decoder_shared{source="door"} 1.0',
+        'penstock_video_decoder_mismatches_total{source="door"} 1.0',
         'penstock_video_decode_processes{decoder="nvdec"} 2.0',
         'penstock_video_rows_total{hand_over="device"} 5.0',
         'penstock_video_rows_total{hand_over="host"} 0.0',
@@ -108,7 +112,7 @@ def test_source_costs_the_page_a_bounded_number_of_lines() -> None:
     before = len(metrics.page().splitlines())
     for number in range(10):
         fill(metrics, f"camera-{number}")
-    assert len(metrics.page().splitlines()) - before <= 10 * 40
+    assert len(metrics.page().splitlines()) - before <= 10 * 42
 
 
 def test_page_passes_promtool() -> None:

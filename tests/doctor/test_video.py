@@ -19,8 +19,13 @@ MADE = "make gpu"
     [
         (VideoFacts(ALL), Severity.OK, "7 engines: H.264 to 4096x4096, HEVC to 8192x8192, 8 bit 4:2:0", ""),
         (VideoFacts(msgspec.structs.replace(ALL, has_nvrtc=False)), Severity.NOTE, "libnvrtc is not installed", MADE),
-        (VideoFacts(ALL, ("PyNvVideoCodec",)), Severity.NOTE, "PyNvVideoCodec is not installed", MADE),
-        (VideoFacts(ALL, video.PACKAGES), Severity.NOTE, "PyNvVideoCodec and cuda-bindings are not installed", MADE),
+        (VideoFacts(ALL, video.PACKAGES), Severity.NOTE, "cuda-bindings is not installed", MADE),
+        (
+            VideoFacts(msgspec.structs.replace(ALL, has_nvrtc=False), video.PACKAGES),
+            Severity.NOTE,
+            "cuda-bindings and libnvrtc are not installed",
+            MADE,
+        ),
         (
             VideoFacts(msgspec.structs.replace(ALL, codecs=(Codec("H.264", 1, 4096, 4096), Codec("HEVC", 0)))),
             Severity.OK,

@@ -22,7 +22,7 @@ def test_bench_holds_four_streams_that_nvdec_decodes(tmp_path: Path) -> None:
     except TritonUnavailable as error:
         pytest.skip(str(error))
     pytest.importorskip("torch", reason="needs torch: make gpu")
-    pytest.importorskip("PyNvVideoCodec", reason="needs PyNvVideoCodec: make gpu")
+    pytest.importorskip("cuda.bindings", reason="needs cuda-bindings: make gpu")
     small = ("--cameras", "h264-720p", "--only", "nvdec,streams", "--rounds", "1", "--seconds", "2", "--mps", "off")
     few = ("--streams", "4", "--most", "4", "--programs", "2", "--instances", "1")
     command = [sys.executable, "-m", "loadtest.bench.gpu.video", *small, *few, "--out", str(tmp_path / "out")]

@@ -28,7 +28,6 @@ RESTART_S = 8.0  # of four cameras whose process died: its start, the card's con
 @pytest.fixture(scope="module")
 def device() -> Device:
     """The card, in this process."""
-    pytest.importorskip("PyNvVideoCodec", reason="PyNvVideoCodec is not installed: `make gpu` does it")
     return Device.open()
 
 

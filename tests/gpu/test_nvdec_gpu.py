@@ -1,22 +1,24 @@
-"""NVDEC itself: the decoder's contract on a card, and what PyNvVideoCodec was measured to do."""
+"""NVDEC itself: the decoder's contract on a card, and two streams in one of its decoders."""
 
-import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
 from penstock_video.decode.codec import Codec, PacketRefused
-from penstock_video.decode.nvcodec import NvdecOpener
+from penstock_video.decode.nvcodec import NvdecOpener, Surface
 from penstock_video.decode.nvdec import NvdecCodecs
-from penstock_video.decode.nvdec_errors import DecodeErrors, watch_stdout
+from penstock_video.decode.verification import Plane, nv12_of
 from penstock_video.errors import NeedsCpu
 from penstock_video.gpu.device import CudaStream, Device
 from penstock_video.types import DecoderKind
-from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet
+from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet, plain_clip
 from tests.deepstream_pipeline.decode.decoder_contract import DecoderContract, Kind
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +27,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def device() -> Device:
     """The card."""
-    pytest.importorskip("PyNvVideoCodec", reason="PyNvVideoCodec is not installed: `make gpu` does it")
     return Device.open()
 
 
@@ -38,47 +39,17 @@ def stream(device: Device) -> Iterator[CudaStream]:
     stream.close()
 
 
-class Watch:
-    """The standard output, watched from the first time that it is asked for; not before a test runs, since pytest lays
-    its own file there as each begins."""
-
-    def __init__(self) -> None:
-        self._before = -1
-        self._errors: DecodeErrors | None = None
-
-    def errors(self) -> DecodeErrors:
-        """What the library says."""
-        if self._errors is None:
-            self._before = os.dup(1)
-            self._errors = watch_stdout()
-        return self._errors
-
-    def close(self) -> None:
-        """The standard output is what it was."""
-        if self._errors is not None:
-            os.dup2(self._before, 1)
-            os.close(self._before)
-
-
-@pytest.fixture
-def watch() -> Iterator[Watch]:
-    """Of this test's standard output."""
-    watch = Watch()
-    yield watch
-    watch.close()
-
-
 class TestNvdec(DecoderContract):
     """The contract, kept by NVDEC."""
 
     @pytest.fixture
-    def kind(self, device: Device, stream: CudaStream, watch: Watch) -> Kind:
-        """NvdecCodec over PyNvVideoCodec; pictures are copied to the host to be looked at."""
+    def kind(self, device: Device, stream: CudaStream) -> Kind:
+        """NvdecCodec over NVDEC; pictures are copied to the host to be looked at."""
         device.bind()
-        opener = NvdecOpener()
+        opener = NvdecOpener(device)
 
         def codecs(video: VideoStream, context: VideoCodecContext) -> Codec:
-            return NvdecCodecs(opener, stream.handle, watch.errors())(video, context)
+            return NvdecCodecs(opener, stream.handle)(video, context)
 
         def read(address: int, size_bytes: int) -> bytes:
             host = np.empty(size_bytes, np.uint8)
@@ -90,20 +61,20 @@ class TestNvdec(DecoderContract):
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: CudaStream, codec: str) -> None:
+def test_pictures_come_out_with_their_packets(tmp_path: Path, device: Device, stream: CudaStream, codec: str) -> None:
     """Without B-frames nothing is held back: each packet's picture comes of that very call."""
     packets = annex_b_packets(tmp_path, codec)
-    decoder = NvdecOpener()(codec, stream.handle, SIZE)
+    decoder = NvdecOpener(device)(codec, stream.handle, SIZE)
     numbers = [[one.stamp for one in decoder.decode(packet, number)] for number, packet in enumerate(packets)]
     assert numbers == [[number] for number in range(len(packets))]
     assert decoder.flush() == []
     decoder.close()
 
 
-def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: CudaStream) -> None:
+def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, device: Device, stream: CudaStream) -> None:
     """A loop needs no other decoder."""
     packets = annex_b_packets(tmp_path, "h264")
-    decoder = NvdecOpener()("h264", stream.handle, SIZE)
+    decoder = NvdecOpener(device)("h264", stream.handle, SIZE)
     numbers = []
     for number, packet in enumerate(packets * 2):
         numbers += [one.stamp for one in decoder.decode(packet, number)]
@@ -114,47 +85,37 @@ def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: CudaStrea
     decoder.close()
 
 
-def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: CudaStream, watch: Watch) -> None:
-    """The number in the library's line is the place of the picture among those that its decoder decoded."""
+def test_mended_picture_is_marked(tmp_path: Path, device: Device, stream: CudaStream) -> None:
+    """A damaged packet's picture, and no other."""
     packets = annex_b_packets(tmp_path, "h264")
     packets[7] = damaged_packet(packets[7])
-    errors = watch.errors()
-    decoder = NvdecOpener()("h264", stream.handle, SIZE)
-    marked = []
-    for number, packet in enumerate(packets):
-        surfaces = decoder.decode(packet, number)
-        marked += errors.take({one.stamp for one in surfaces})
+    decoder = NvdecOpener(device)("h264", stream.handle, SIZE)
+    found = [one for number, packet in enumerate(packets) for one in decoder.decode(packet, number)]
     decoder.close()
-    assert marked == [7]
-    assert errors.unclaimed == 0
+    assert [one.stamp for one in found if one.is_damaged] == [7]
 
 
-def test_number_after_a_missing_picture_counts_what_was_decoded(
-    tmp_path: Path, stream: CudaStream, watch: Watch
-) -> None:
-    """A packet of garbage gives no picture, and has no number of its own in the library's lines."""
+def test_packet_of_garbage_gives_no_picture(tmp_path: Path, device: Device, stream: CudaStream) -> None:
+    """The others come out."""
     packets = annex_b_packets(tmp_path, "h264")
     packets[3] = bytes(range(7, 107)) * 9
-    packets[7] = damaged_packet(packets[7])
-    errors = watch.errors()
-    decoder = NvdecOpener()("h264", stream.handle, SIZE)
+    decoder = NvdecOpener(device)("h264", stream.handle, SIZE)
     numbers = [one.stamp for place, packet in enumerate(packets) for one in decoder.decode(packet, place)]
     decoder.close()
-    assert 3 not in numbers
-    assert 6 in errors.take(set(range(len(packets))))
+    assert numbers == [number for number in range(len(packets)) if number != 3]
 
 
-def test_what_a_card_does_not_take_is_said(tmp_path: Path, stream: CudaStream) -> None:
+def test_what_a_card_does_not_take_is_said(device: Device, stream: CudaStream) -> None:
     """Too small, and too large."""
     for size in ((16, 16), (20_000, 20_000)):
         with pytest.raises(NeedsCpu, match="NVDEC takes h264"):
-            NvdecOpener()("h264", stream.handle, size)
+            NvdecOpener(device)("h264", stream.handle, size)
 
 
-def test_larger_picture_than_the_first_fails(tmp_path: Path, stream: CudaStream) -> None:
-    """The library does not follow a stream to a larger size: that a new decoder begins there is NvdecCodec's work."""
+def test_picture_of_another_size_fails(tmp_path: Path, device: Device, stream: CudaStream) -> None:
+    """That a new decoder begins there is NvdecCodec's work."""
     small, large = annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path, "h264", size=(320, 192))
-    decoder = NvdecOpener()("h264", stream.handle, SIZE)
+    decoder = NvdecOpener(device)("h264", stream.handle, SIZE)
     for number, packet in enumerate(small):
         decoder.decode(packet, number)
     with pytest.raises(PacketRefused):
@@ -162,10 +123,70 @@ def test_larger_picture_than_the_first_fails(tmp_path: Path, stream: CudaStream)
     decoder.close()
 
 
-def test_decoders_come_and_go(tmp_path: Path, stream: CudaStream) -> None:
+SHARED: dict[str, dict[str, Any]] = {
+    "h264": {"codec": "libx264"},
+    "h264 slices": {"codec": "libx264", "options": {"x264-params": "slice-max-size=300:keyint=10"}},
+    "h264 references": {"codec": "libx264", "options": {"x264-params": "ref=6:keyint=40"}},
+    "h264 b-frames": {"codec": "libx264", "b_frames": 3},
+    "hevc": {"codec": "libx265"},
+}
+
+
+def clip_of(folder: Path, name: str, number: int) -> tuple[list[bytes], list[Plane]]:
+    """(packets, FFmpeg's pictures) of a clip; number: another one."""
+    path = plain_clip(folder / f"{number}.ts", frames=40, first=7 * number, **SHARED[name])
+    with av.open(str(path)) as container:
+        packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+    with av.open(str(path)) as container:
+        return packets, [nv12_of(frame) for frame in container.decode(video=0)]
+
+
+def on_host(device: Device, one: Surface, stream: CudaStream) -> Plane:
+    """A picture, (H * 3 / 2, W)."""
+    lines = np.empty((one.height * 3 // 2, one.pitch), np.uint8)
+    for part, address in ((lines[: one.height], one.luma), (lines[one.height :], one.chroma)):
+        device.copy(part.ctypes.data, address, part.nbytes, stream.handle)
+    stream.synchronize()
+    return lines[:, : one.width]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_two_streams_side_by_side_are_both_right(tmp_path: Path, device: Device, stream: CudaStream, name: str) -> None:
+    """Every picture of both equals FFmpeg's; H.264 streams share a decoder, HEVC's do not."""
+    opener, codec = NvdecOpener(device), name.split()[0]
+    clips = [clip_of(tmp_path, name, number) for number in range(2)]
+    decoders = [opener.for_camera()(codec, stream.handle, SIZE) for _ in clips]
+    shown: list[list[Plane]] = [[], []]
+    for number, packets in enumerate(zip(*(packets for packets, _ in clips), strict=True)):
+        for packet, decoder, pictures in zip(packets, decoders, shown, strict=True):
+            pictures += [on_host(device, one, stream) for one in decoder.decode(packet, number)]
+    assert len(opener.pool) == (1 if codec == "h264" else 2)
+    for decoder, pictures, (_, right) in zip(decoders, shown, clips, strict=True):
+        pictures += [on_host(device, one, stream) for one in decoder.flush()]
+        assert len(pictures) == len(right)
+        assert all(np.array_equal(made, wanted) for made, wanted in zip(pictures, right, strict=True))
+        decoder.close()
+    assert len(opener.pool) == 0
+
+
+def test_damage_of_a_stream_does_not_reach_its_partner(tmp_path: Path, device: Device, stream: CudaStream) -> None:
+    """Rubbish and damaged packets of one; every picture of the other equals FFmpeg's."""
+    opener = NvdecOpener(device)
+    (packets, right), (other, _) = clip_of(tmp_path, "h264", 0), clip_of(tmp_path, "h264", 1)
+    one, two = (opener.for_camera()("h264", stream.handle, SIZE) for _ in range(2))
+    for number, packet in enumerate(packets):
+        with suppress(PacketRefused):
+            two.decode((damaged_packet(other[number]), bytes(range(7, 107)) * 9)[number % 2], number)
+        (surface,) = one.decode(packet, number)
+        assert np.array_equal(on_host(device, surface, stream), right[number]), number
+    one.close()
+    two.close()
+
+
+def test_decoders_come_and_go(tmp_path: Path, device: Device, stream: CudaStream) -> None:
     """Thirty, one after another, each with a picture: what they held is given back."""
     first = annex_b_packets(tmp_path, "h264")[0]
-    opener = NvdecOpener()
+    opener = NvdecOpener(device)
     for _ in range(30):
         decoder = opener("h264", stream.handle, SIZE)
         assert [one.stamp for one in decoder.decode(first, 5)] == [5]

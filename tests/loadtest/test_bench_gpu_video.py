@@ -21,7 +21,7 @@ from loadtest.bench.gpu.video.fleet import (
 )
 from loadtest.bench.gpu.video.machine import CardMeter, MachineUsage, cores_by_kind, interrupted_between
 from loadtest.bench.gpu.video.nvdec import decode_alone
-from loadtest.bench.gpu.video.pieces import BenchPiece, Folder, pieces_of
+from loadtest.bench.gpu.video.pieces import PARTS, BenchPiece, Folder, pieces_of
 from loadtest.bench.gpu.video.report import JSON_FILE, PAGE, main
 from loadtest.bench.gpu.video.windows import SustainedSearch, Window, below, complaint, latency_of, search
 from loadtest.bench.wire import BadAnswer
@@ -74,6 +74,14 @@ def test_window_is_sustained_or_has_a_reason(seen: Window, why: str) -> None:
     found = complaint(seen, 100.0)
     assert why in found
     assert bool(found) == bool(why)
+
+
+def test_window_of_a_detector_has_its_own_share_and_rate() -> None:
+    """95 of 100 answers in time are enough there, and every third frame is due."""
+    seen = of((300,) * 20, late=300)
+    assert complaint(seen, 100.0, 0.95) == ""
+    assert complaint(of((300,) * 20, late=301), 100.0, 0.95).startswith("p95 1")
+    assert complaint(Window(10.0, 10.0, (100,) * 20, {}, seen.latency), 100.0, 0.95) == ""
 
 
 @pytest.mark.parametrize(
@@ -166,13 +174,17 @@ def test_streams_are_spread_evenly_over_programs_with_settings(tmp_path: Path) -
     setup = FleetSetup("m", tmp_path / "c.mp4", "nvdec", 2)
     camera = {"camera_id": "a", "loop": True, "realtime": True, "decoder": "nvdec", "uri": str(tmp_path / "c.mp4")}
     assert setup.settings(["a"])["source"] == [camera]
+    assert FleetSetup("m", tmp_path, "nvdec", 2, interval=2).settings([])["primary-gie"] == {
+        "model": "m",
+        "interval": 2,
+    }
     with pytest.raises(BadAnswer, match="--programs"):
         Fleet(setup, tmp_path, 401)
 
 
 WORKER = """
 import json, sys
-print("Decode Error occurred for picture 3")
+print("a line of a library")
 print("ready", flush=True)
 begin_s, end_s = map(float, sys.stdin.readline().split())
 print(json.dumps({"frames": 50 * int(sys.argv[2]), "seconds": 0.5, "cpu_s": 0.05}), flush=True)
@@ -210,15 +222,19 @@ def test_report_judges_by_the_targets(tmp_path: Path) -> None:
             tries = [window(held), window(held + 5, "p99 150 ms")]
             found = {"held": held, "missed": held + 5, "alone_per_s": 332.0 * FPS, "tries": tries, "cut": ""}
             folder.write(BenchPiece("streams", name, number), found, CONDITIONS)
+        detector = {"held": 60, "missed": 0, "alone_per_s": 5000.0, "tries": [window(60)], "cut": ""}
+        of_yolox = CONDITIONS | {"model": "yolox-s-top-torch-random (4 instances)"}
+        folder.write(BenchPiece("detector", "h264-1080p", number), detector, of_yolox)
     assert main([str(tmp_path), "--into", str(tmp_path / "into")]) == 0
     judged = read_bench(tmp_path / "into" / JSON_FILE, read_targets())
     assert judged is not None
     states = {verdict.target_id: verdict.state for verdict in judged.verdicts}
-    wanted = ("h200-video-720p", "h200-video-1080p", "h200-video-hevc", "h200-nvdec")
+    wanted = ("h200-video-720p", "h200-video-1080p", "h200-video-hevc", "h200-nvdec", "h200-video-detector")
     assert {name: states[name] for name in wanted} == dict.fromkeys(wanted, State.PASS)
     page = (tmp_path / "into" / PAGE).read_text()
     assert "0.964 (0.964 to 0.964)" in page, "320 of 332 streams"
     assert "| 96 % (65 %) |" in page
+    assert "| 1080p30 H.264, YOLOX-S on every frame | 50 | 60 (60 to 60) |" in page
 
 
 def test_incomplete_run_has_a_page_and_an_empty_one_a_sentence(
@@ -236,6 +252,15 @@ def test_incomplete_run_has_a_page_and_an_empty_one_a_sentence(
     assert "round 1 ended before 8 streams: no answer." in page
     assert page.endswith("Nothing.\n")
     assert json.loads((tmp_path / JSON_FILE).read_text())["results"][0]["measure"] == "streams_720p30_h264"
+
+
+def test_detectors_take_one_kind_of_camera() -> None:
+    """NVDEC alone is measured of each camera, the detector with 1080p H.264."""
+    names = [piece.name for piece in pieces_of(PARTS, tuple(CAMERAS), (1,))]
+    assert sorted(name for name in names if "nvdec" not in name and "streams" not in name) == [
+        "detector-h264-1080p-1", "tracked-h264-1080p-1",
+    ]  # fmt: skip
+    assert len(names) == 3 + 3 + 2
 
 
 def test_pieces_are_continued_with_nvdec_alone_of_the_same_run(tmp_path: Path) -> None:

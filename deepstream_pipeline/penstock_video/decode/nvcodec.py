@@ -1,74 +1,32 @@
-"""NVDEC through NVIDIA's PyNvVideoCodec: limits of the GPU, and one decoder from bytes to picture addresses."""
+"""NVDEC: limits of the GPU, and one stream's decoder from bytes to picture addresses."""
 
-import ctypes
-import re
+import sys
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from penstock_video.decode.bitstream import headers_of
 from penstock_video.decode.codec import PacketRefused
+from penstock_video.decode.cuvid import OUT_OF_MEMORY, Cuvid, CuvidFailed, Parser, ParserEvents, PictureFormat, is_intra
+from penstock_video.decode.pairing import OUTPUTS, DecoderPool, Lane, NvdecBusy
+from penstock_video.decode.verification import HostPicture, PictureCheck, Verdict
 from penstock_video.errors import GpuFull, NeedsCpu
+from penstock_video.gpu.device import Device, DeviceBlock
+from penstock_video.types import DecoderSharing
 
-_LIBRARY = "libnvcuvid.so.1"
-_CODECS = {"h264": 4, "hevc": 8}  # cudaVideoCodec
-_CHROMA_420 = 1  # cudaVideoChromaFormat_420
-
-
-class _Caps(ctypes.Structure):
-    """CUVIDDECODECAPS of cuviddec.h."""
-
-    _fields_ = (
-        ("codec", ctypes.c_int),
-        ("chroma", ctypes.c_int),
-        ("bit_depth_minus_8", ctypes.c_uint),
-        ("reserved_1", ctypes.c_uint * 3),
-        ("is_supported", ctypes.c_ubyte),
-        ("engines", ctypes.c_ubyte),
-        ("output_formats", ctypes.c_ushort),
-        ("width_max", ctypes.c_uint),
-        ("height_max", ctypes.c_uint),
-        ("blocks_max", ctypes.c_uint),
-        ("width_min", ctypes.c_ushort),
-        ("height_min", ctypes.c_ushort),
-        ("histogram", ctypes.c_ubyte * 2),
-        ("bins", ctypes.c_ushort),
-        ("reserved_3", ctypes.c_uint * 10),
-    )
-
-
-def limits_of(codec: str, library: Any = None) -> dict[str, int]:
-    """Limits of h264 or hevc in 8 bit, 4:2:0: num_decoder_engines, width_min, height_min, width_max, height_max and
-    mb_num_max (macroblocks). library: libnvcuvid; None to search for it. Raises NeedsCpu if the driver does not
-    answer."""
-    try:
-        library = ctypes.CDLL(_LIBRARY) if library is None else library
-    except OSError as error:
-        raise NeedsCpu(f"NVIDIA's {_LIBRARY} is not here ({error})") from None
-    caps = _Caps(codec=_CODECS[codec], chroma=_CHROMA_420)
-    code = library.cuvidGetDecoderCaps(ctypes.byref(caps))
-    if code:
-        raise NeedsCpu(f"the card does not say what NVDEC takes (cuvidGetDecoderCaps answers {code})")
-    return {
-        "num_decoder_engines": caps.engines if caps.is_supported else 0,
-        "width_min": caps.width_min,
-        "height_min": caps.height_min,
-        "width_max": caps.width_max,
-        "height_max": caps.height_max,
-        "mb_num_max": caps.blocks_max,
-    }
-
-
-_ERROR_TYPE = "Error Type :"
-_IS_FULL = re.compile(r"Error code : 2\b|returned error 2\b|OUT_OF_MEMORY|out of memory")
+_NOT_SUPPORTED = 801  # CUDA_ERROR_NOT_SUPPORTED
 _FULL = (
     "the GPU makes no more decoders (CUDA's error 2): it is out of memory, or of the driver's channels, as an H200 is "
     "after 288 decoders; give it fewer cameras, or with decoder: auto the CPU takes the rest"
 )
+MOST_UNCLEAR = 3  # checks in a row that the stream's damage ended
 _MACROBLOCK = 16  # side in pixels; decoders count their limit in macroblocks
 
 
 class Surface(NamedTuple):
-    """A cropped NV12 picture in display order. luma, chroma: addresses; pitch: bytes per line."""
+    """A cropped NV12 picture in display order. luma, chroma: addresses; pitch: bytes per line. is_damaged: the decoder
+    reports an error in it, concealed or not."""
 
     stamp: int
     luma: int
@@ -76,6 +34,7 @@ class Surface(NamedTuple):
     pitch: int
     width: int
     height: int
+    is_damaged: bool = False
 
 
 class NvCodec(Protocol):
@@ -99,39 +58,32 @@ class OpenNvCodec(Protocol):
 
 
 class NvdecOpener:
-    """Opens decoders of one GPU. Thread-safe."""
+    """Opens decoders of one camera. is_alone: they are not shared with another camera, since its pictures were wrong in
+    a shared one, or damaged whenever they were compared."""
 
-    def __init__(self, gpu: int = 0, limits_of: Callable[[str], dict[str, int]] = limits_of) -> None:
-        """gpu: its index. limits_of: called with h264 or hevc. Raises NeedsCpu without the library or a driver."""
-        try:
-            import PyNvVideoCodec
-        except (ImportError, OSError, RuntimeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise NeedsCpu(f"NVDEC needs the package PyNvVideoCodec and NVIDIA's driver ({reason})") from None
-        self._library: ModuleType = PyNvVideoCodec
-        self._gpu, self._limits_of = gpu, limits_of
+    def __init__(self, device: Device, pool: DecoderPool | None = None) -> None:
+        """pool: of the process. Raises NeedsCpu without the driver's library."""
+        self.device, self.pool = device, DecoderPool(Cuvid()) if pool is None else pool
+        self.is_alone = self.is_wrong = False
+        self.lane: Lane | None = None
+
+    @property
+    def sharing(self) -> DecoderSharing:
+        """How the camera uses its decoder now."""
+        if self.is_wrong:
+            return DecoderSharing.MISMATCH
+        return DecoderSharing.SHARED if self.lane is not None and self.lane.is_shared else DecoderSharing.OWN
+
+    def for_camera(self) -> "NvdecOpener":
+        """One for another camera, with the same pool."""
+        return NvdecOpener(self.device, self.pool)
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """A decoder on the GPU of the thread's context. Raises NeedsCpu, GpuFull."""
-        refusal = refusal_of(codec, size, self._limits_of(codec))
+        """A decoder on the GPU of the thread's context. Raises NeedsCpu."""
+        refusal = refusal_of(codec, size, self.pool.cuvid.limits_of(codec))
         if refusal:
             raise NeedsCpu(refusal)
-        library = self._library
-        codec_id = library.cudaVideoCodec.HEVC if codec == "hevc" else library.cudaVideoCodec.H264
-        try:
-            decoder = library.CreateDecoder(
-                gpuid=self._gpu,
-                codec=codec_id,
-                cudacontext=0,
-                cudastream=stream,
-                usedevicememory=True,
-                latency=library.DisplayDecodeLatencyType.LOW,
-            )
-        except (library.PyNvVCException, library.PyNvVCExceptionUnsupported, RuntimeError) as error:
-            if _is_full(error):
-                raise GpuFull(_FULL) from None
-            raise NeedsCpu(f"NVDEC cannot decode {codec} of {size[0]}x{size[1]} ({_error_text(error)})") from None
-        return _Nvdec(library, decoder)
+        return _Nvdec(self, codec, stream)
 
 
 def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str:
@@ -150,60 +102,159 @@ def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str
 
 
 class _Nvdec:
-    """An NvCodec: PyNvVideoCodec's decoder."""
+    """An NvCodec. The decoder is made, or shared, with the first packet."""
 
-    def __init__(self, library: ModuleType, decoder: Any) -> None:
-        self._library, self._decoder = library, decoder
-        self._packet = library.PacketData()
-        self._packet.decode_flag = library.VideoPacketFlag.ENDOFPICTURE
-        self._end = library.PacketData()
-        self._layout: tuple[tuple[int, ...], int, int] = ((), 0, 0)  # (shape, pitch, from luma to chroma)
-        self._frames: list[Any] = []  # borrowed from the decoder
+    def __init__(self, opener: NvdecOpener, codec: str, stream: int) -> None:
+        self._opener, self._device, self._pool = opener, opener.device, opener.pool
+        self._codec, self._stream = codec, stream
+        self._parser: Parser | None = None
+        self._lane: Lane | None = None
+        self._format: PictureFormat | None = None
+        self._surfaces: list[Surface] = []
+        self._mapped: list[int] = []
+        self._copies: list[DeviceBlock] = []
+        self._sets, self._is_intra = b"", False  # of its stream; of its last picture
+        self._check: PictureCheck | None = None
+        self._checked = 0  # company with which its pictures were right
+        self._company = self._unclear = 0  # of the check; checks in a row without a result
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
-        packet = self._packet
-        packet.bsl_data, packet.bsl, packet.pts = _address_of(data), len(data), stamp
-        return self._given(packet)
+        if self._parser is None:
+            self._sets = headers_of(data, self._codec).sets
+            events = ParserEvents(self._on_format, self._on_picture, self._on_display)
+            self._parser = Parser(self._pool.cuvid, self._codec, events)
+        parser = self._parser
+        surfaces = self._given(lambda: parser.parse(data, stamp))
+        lane = self._lane
+        if lane is None or not lane.is_shared or self._checked == lane.company:
+            self._check = None
+        else:
+            self._verify(lane, data, stamp, surfaces)
+        return surfaces
 
     def flush(self) -> list[Surface]:
-        return self._given(self._end)
+        parser, self._check = self._parser, None
+        return self._given(parser.finish) if parser is not None else []
 
     def close(self) -> None:
-        self._frames, self._decoder = [], None
-
-    def _given(self, packet: Any) -> list[Surface]:
         try:
-            self._frames = self._decoder.Decode(packet)
-        except self._library.PyNvVCExceptionUnsupported as error:  # not a PyNvVCException
-            raise NeedsCpu(f"NVDEC does not take this stream ({_error_text(error)})") from None
-        except (self._library.PyNvVCException, RuntimeError) as error:
-            if not self._layout[0] and _is_full(error):  # no picture yet: the decoder could not be created
+            self._let_go()
+            if self._parser is not None:
+                self._parser.close()
+        except CuvidFailed:  # the card is lost: nothing can be given back
+            pass
+        finally:
+            self._parser = None
+            if self._lane is not None:
+                self._lane.close()
+                if self._opener.lane is self._lane:  # not of a decoder that was opened meanwhile
+                    self._opener.lane = None
+                self._lane = None
+
+    def _given(self, parse: Callable[[], None]) -> list[Surface]:
+        self._surfaces = []
+        try:
+            self._let_go()
+            parse()
+        except NvdecBusy as error:
+            raise GpuFull(
+                f"NVDEC is full: {error}; give it fewer cameras, or with decoder: auto the CPU takes the rest"
+            ) from None
+        except CuvidFailed as error:
+            if self._lane is None and error.code == OUT_OF_MEMORY:
                 raise GpuFull(_FULL) from None
-            raise PacketRefused(f"NVDEC: {_error_text(error)}", is_fatal=True) from None
-        return [self._surface(frame) for frame in self._frames]
+            if self._lane is None and error.code == _NOT_SUPPORTED:
+                raise NeedsCpu(f"NVDEC does not take this stream ({error})") from None
+            self._opener.is_alone = True  # it may be this stream's fault: its next decoder has no other stream
+            raise PacketRefused(f"NVDEC: {error}", is_fatal=True) from None
+        return self._surfaces
 
-    def _surface(self, frame: Any) -> Surface:
-        shape = tuple(frame.shape)
-        if shape != self._layout[0]:
-            luma, chroma = (view.__cuda_array_interface__ for view in frame.cuda())
-            self._layout = shape, int(luma["strides"][0]), int(chroma["data"][0]) - int(luma["data"][0])
-        _, pitch, apart = self._layout
-        address = int(frame.GetPtrToPlane(0))
-        return Surface(int(frame.getPTS()), address, address + apart, pitch, shape[1], shape[0] * 2 // 3)
+    def _on_format(self, found: PictureFormat) -> int:
+        if self._lane is None:
+            self._lane = self._opener.lane = self._pool.lane(found, is_alone=self._opener.is_alone)
+            self._format = found
+        elif found != self._format:
+            raise PacketRefused("NVDEC: the stream's pictures changed", is_fatal=True)
+        return self._lane.surfaces
 
+    def _on_picture(self, picture: int) -> None:
+        if self._lane is None:
+            raise PacketRefused("NVDEC: a picture before its sequence parameter set", is_fatal=True)
+        self._is_intra = is_intra(picture)
+        self._lane.decode(picture)
 
-def _address_of(data: bytes) -> int:
-    """Address of its first byte; valid while the bytes exist."""
-    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    def _on_display(self, index: int, stamp: int) -> None:
+        lane, found = self._lane, self._format
+        if lane is None or found is None:
+            return
+        picture = lane.map(index, self._stream)
+        lines = (found.coded[1] + 1) & ~1  # of luma
+        if len(self._mapped) < OUTPUTS:
+            address = picture.address
+            self._mapped.append(address)
+        else:
+            address = self._copied(lane, picture.address, picture.pitch * lines * 3 // 2)
+        left, top, right, bottom = found.area
+        chroma = address + picture.pitch * lines
+        size = right - left, bottom - top
+        self._surfaces.append(Surface(stamp, address, chroma, picture.pitch, *size, picture.is_damaged))
 
+    def _verify(self, lane: Lane, data: bytes, stamp: int, surfaces: list[Surface]) -> None:
+        """Compares the first pictures beside another stream with software decoding. Raises PacketRefused if they
+        differ; the next decoder is not shared."""
+        if self._check is None:
+            if not self._is_intra:
+                return
+            self._check, self._company = PictureCheck(self._codec), lane.company
+            data = self._sets + data
+        verdict = self._check.look(data, stamp, [self._on_host(one) for one in surfaces])
+        if verdict is Verdict.OPEN:
+            return
+        self._check = None
+        if verdict is Verdict.RIGHT:
+            self._checked, self._unclear = self._company, 0
+            return
+        self._unclear += 1
+        if verdict is Verdict.WRONG or self._unclear == MOST_UNCLEAR:
+            self._leave(lane, is_wrong=verdict is Verdict.WRONG)
 
-def _is_full(error: BaseException) -> bool:
-    """Whether the library's text reports CUDA_ERROR_OUT_OF_MEMORY, 2."""
-    return _IS_FULL.search(str(error)) is not None
+    def _leave(self, lane: Lane, *, is_wrong: bool) -> None:
+        self._opener.is_alone = True
+        if is_wrong:
+            self._opener.is_wrong = True
+            self._pool.refuse(lane.like)
+        reason = "differ from FFmpeg's" if is_wrong else "are too damaged to be compared with FFmpeg's"
+        width, height = lane.like.coded
+        what = f"pictures of a camera ({self._codec} of {width}x{height}) that shares a decoder {reason}"
+        sys.stderr.write(f"{what}: it gets a decoder of its own at its next keyframe\n")
+        sys.stderr.flush()
+        raise PacketRefused(f"NVDEC: {what}", is_fatal=True)
 
+    def _on_host(self, surface: Surface) -> HostPicture:
+        device, width, height = self._device, surface.width, surface.height
+        lines = np.empty((height * 3 // 2, surface.pitch), np.uint8)
+        chroma = lines[height:]
+        device.copy(lines.ctypes.data, surface.luma, surface.pitch * height, self._stream)
+        device.copy(chroma.ctypes.data, surface.chroma, chroma.nbytes, self._stream)
+        device.wait(self._stream)
+        return HostPicture(surface.stamp, lines[:, :width], surface.is_damaged)
 
-def _error_text(error: BaseException) -> str:
-    """The reason in the library's text, which also has a function, a code and a location."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    words = next((line for line in lines if line.startswith(_ERROR_TYPE)), lines[0])
-    return words.removeprefix(_ERROR_TYPE).strip()[:200]
+    def _copied(self, lane: Lane, address: int, size_bytes: int) -> int:
+        """A copy of a mapped picture, which is then unmapped: a flush shows more pictures than can be mapped."""
+        block = self._device.allocate(size_bytes)
+        self._copies.append(block)
+        try:
+            self._device.copy(block.address, address, size_bytes, self._stream)
+            self._device.wait(self._stream)
+        finally:
+            lane.unmap(address)
+        return block.address
+
+    def _let_go(self) -> None:
+        """The pictures of the last call are over."""
+        mapped, self._mapped, copies, self._copies = self._mapped, [], self._copies, []
+        for block in copies:
+            block.close()
+        if self._lane is not None:
+            for address in mapped:
+                self._lane.unmap(address)

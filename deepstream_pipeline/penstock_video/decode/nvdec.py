@@ -14,7 +14,6 @@ from av.video.stream import VideoStream
 from penstock_video.decode.bitstream import Headers, headers_of, is_annex_b, is_cut_before, may_hold_fields
 from penstock_video.decode.codec import Decoded, PacketRefused, VideoPacket, orientation_of, seconds_of
 from penstock_video.decode.nvcodec import NvCodec, OpenNvCodec, Surface
-from penstock_video.decode.nvdec_errors import DecodeErrors
 from penstock_video.decode.timeline import PacketNumbers, Sent
 from penstock_video.errors import NeedsCpu
 from penstock_video.types import DecoderKind, DevicePicture, Orientation
@@ -26,11 +25,10 @@ _PLAIN = ("yuv420p", "yuvj420p")
 
 @dataclass(frozen=True, slots=True)
 class NvdecCodecs:
-    """Makes NvdecCodec objects (a MakeCodec). stream: CUDA stream of the pictures. errors: None to mark no damage."""
+    """Makes NvdecCodec objects (a MakeCodec). stream: CUDA stream of the pictures."""
 
     open: OpenNvCodec
     stream: int = 0
-    errors: DecodeErrors | None = None
 
     def __call__(self, stream: VideoStream, context: VideoCodecContext) -> "NvdecCodec":
         """A codec for the stream. Raises NeedsCpu."""
@@ -210,12 +208,7 @@ class NvdecCodec:
         return decoded
 
     def _decoded(self, surfaces: Iterable[Surface]) -> list[Decoded]:
-        found = self._note(surfaces)
-        errors = self._codecs.errors
-        mended: set[int] = set()
-        if found and errors is not None:
-            mended = errors.take({name for _, sent in found for name in sent.names})
-        return [self._one(surface, sent, mended) for surface, sent in found]
+        return [self._one(surface, sent) for surface, sent in self._note(surfaces)]
 
     def _note(self, surfaces: Iterable[Surface]) -> list[tuple[Surface, Sent]]:
         """Pictures of known packets; a decoder repeats none."""
@@ -226,7 +219,7 @@ class NvdecCodec:
                 found.append((surface, sent))
         return found
 
-    def _one(self, surface: Surface, sent: Sent, mended: set[int]) -> Decoded:
+    def _one(self, surface: Surface, sent: Sent) -> Decoded:
         look = self._look
         if look is None or (surface.width, surface.height) != (look.width, look.height):
             size = "nothing" if look is None else f"{look.width}x{look.height}"
@@ -243,7 +236,7 @@ class NvdecCodec:
             is_full_range=look.is_full_range,
         )
         width, height = picture.upright_size
-        is_corrupt = sent.is_corrupt or not mended.isdisjoint(sent.names)
+        is_corrupt = sent.is_corrupt or surface.is_damaged
         return Decoded(picture, sent.raw_s, width, height, sent.is_key, is_corrupt, sent.lost)
 
     def _annex_b(self, packet: VideoPacket) -> bytes:

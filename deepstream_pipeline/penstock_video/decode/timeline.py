@@ -135,16 +135,13 @@ _MOST_S = 1e11  # timestamps have 64 bits; larger times of a stream are invalid
 
 class Sent(NamedTuple):
     """A decoded packet. raw_s: the stream's seconds. is_leading: shown before the keyframe that precedes it in coding
-    order. lost: unreported packets before it without a picture. number: decoding order. names: numbers that the decoder
-    may report for it."""
+    order. lost: unreported packets before it without a picture."""
 
     raw_s: float | None
     is_key: bool
     is_corrupt: bool
     is_leading: bool = False
     lost: int = 0
-    number: int = 0
-    names: tuple[int, ...] = ()
 
 
 class PacketNumbers:
@@ -152,14 +149,12 @@ class PacketNumbers:
 
     def __init__(self, lost: int = 0) -> None:
         """lost: packets without a picture, to be reported with the first."""
-        self._next = 0
         self._awaited: dict[int, Sent] = {}
         self._late: dict[int, Sent] = {}
         self._offset = 0  # from the stream's time to the timestamp
         self._highest = self._shown = -1
         self._key: int | None = None  # timestamp of the last keyframe
         self._untold = lost
-        self._missing = 0  # of this decoder's packets
 
     def anew(self) -> "PacketNumbers":
         """Resets for another decoder."""
@@ -171,8 +166,8 @@ class PacketNumbers:
         if sent.is_key:
             self._key = stamp
         is_leading = self._key is not None and stamp < self._key
-        self._awaited[stamp] = sent._replace(is_leading=is_leading, number=self._next)
-        self._next, self._highest = self._next + 1, max(self._highest, stamp)
+        self._awaited[stamp] = sent._replace(is_leading=is_leading)
+        self._highest = max(self._highest, stamp)
         return stamp
 
     def came_out(self, stamp: int) -> Sent | None:
@@ -183,12 +178,10 @@ class PacketNumbers:
             sent = self._late.pop(stamp, None)
             if sent is None:
                 return None
-            self._missing -= 1
         for other in [*self._passed_over(stamp)]:
             self._lose(other)
         lost, self._untold = self._untold, 0
-        names = (sent.number,) if not self._missing else (sent.number - self._missing, sent.number)
-        return sent._replace(lost=lost, names=names)
+        return sent._replace(lost=lost)
 
     def lose_oldest(self) -> bool:
         """Drops the oldest packet if too many are awaited; returns whether it did."""
@@ -208,7 +201,6 @@ class PacketNumbers:
 
     def forget(self) -> None:
         """Forgets awaited packets without counting them as lost."""
-        self._missing += len(self._awaited)
         self._awaited.clear()
         self._late.clear()
         self._untold, self._key = 0, None
@@ -232,7 +224,6 @@ class PacketNumbers:
 
     def _lose(self, stamp: int) -> None:
         sent = self._awaited.pop(stamp)
-        self._missing += 1
         self._untold += not sent.is_leading
         self._late[stamp] = sent
         while len(self._late) > MOST_LATE:

@@ -36,6 +36,8 @@ class SourceGauges:
 
     def beat(self, source_id: str, beat: Beat) -> None:
         """Counts each frame of the last second with that second's mean."""
+        if beat.sharing is not None:
+            self._metrics.sharing(source_id, beat.sharing)
         with self._lock:
             counts = self._last_counts.setdefault(source_id, _LastCounts())
             frames = beat.decoded - counts.decoded

@@ -46,7 +46,7 @@ from penstock_video.sources.protocol import (
     decode_down,
 )
 from penstock_video.sources.ring import Ring, RingSize
-from penstock_video.types import DropPolicy, DropReason
+from penstock_video.types import DecoderSharing, DropPolicy, DropReason
 
 _MAX_MOMENTS = 1024  # the last frames; no result is later
 
@@ -100,11 +100,12 @@ _REASONS: tuple[tuple[type[PipelineError], EndReason], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Decoding and preparing functions. cpu_s: CPU time of the run so far."""
+    """Decoding and preparing functions. cpu_s: CPU time of the run so far. sharing: of the NVDEC decoder."""
 
     codecs: MakeCodec
     make_slots: Callable[[Ring, Start], Slots]
     cpu_s: Callable[[], float]
+    sharing: Callable[[], DecoderSharing | None] = lambda: None
 
 
 ON_CPU = Tools(SoftwareCodec, SlotWriter, time.process_time)
@@ -361,7 +362,8 @@ class Work:
     def _beat(self) -> Beat:
         decode_s = max(self._tools.cpu_s() - self._began_s - self._prepare_s, 0.0)
         bad_packets = self._decoder.bad_packets if self._decoder is not None else 0
-        return Beat(self._decoded, bad_packets, decode_s, self._prepare_s, is_pacing=self._is_pacing)
+        sums = self._decoded, bad_packets, decode_s, self._prepare_s
+        return Beat(*sums, is_pacing=self._is_pacing, sharing=self._tools.sharing())
 
 
 def _why_over(ended: Ended | None) -> str:

@@ -251,5 +251,6 @@ class SourceCounts:
             before.bad_packets + beat.bad_packets,
             before.decode_s + beat.decode_s,
             before.prepare_s + beat.prepare_s,
+            sharing=beat.sharing,
         )
         return self.beat

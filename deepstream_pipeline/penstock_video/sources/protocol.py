@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from penstock_video.types import DecoderSharing
+
 MESSAGE_BYTES = 65_536  # limit of one message
 
 
@@ -144,7 +146,8 @@ class Lost(DecodeMessage, frozen=True):
 
 class Beat(DecodeMessage, frozen=True):
     """Child → parent, once a second: sums since the start; times in CPU seconds. is_waiting: for its turn at the GPU.
-    is_pacing: for the next frame of a file played in real time. Neither counts as silence."""
+    is_pacing: for the next frame of a file played in real time. Neither counts as silence. sharing: of its NVDEC
+    decoder, None on the CPU."""
 
     decoded: int
     bad_packets: int
@@ -152,6 +155,7 @@ class Beat(DecodeMessage, frozen=True):
     prepare_s: float
     is_waiting: bool = False
     is_pacing: bool = False
+    sharing: DecoderSharing | None = None
 
 
 class Recorded(DecodeMessage, frozen=True):

@@ -31,11 +31,10 @@ def main(arguments: list[str]) -> int:
         return 2
     settle(int(arguments[2]))
     core = _own_core() if arguments[1] == "1" else None  # before libraries start threads, which should be on it
-    from penstock_video.decode.nvdec_errors import watch_stdout  # after the variable is set, because this imports numpy
-    from penstock_video.sources.shared_work import SharedGpu
+    from penstock_video.sources.shared_work import SharedGpu  # after the variable is set, because this imports numpy
 
     with socket.socket(fileno=int(arguments[3])) as control:
-        status = serve(control, SharedGpu(int(arguments[0]), watch_stdout(), core).run)
+        status = serve(control, SharedGpu(int(arguments[0]), core).run)
     sys.stderr.flush()
     os._exit(status)  # does not wait for the driver's threads, and hanging ones
 

@@ -14,7 +14,6 @@ import cv2
 
 from penstock_video.decode.nvcodec import NvCodec, NvdecOpener, OpenNvCodec, Surface
 from penstock_video.decode.nvdec import NvdecCodecs
-from penstock_video.decode.nvdec_errors import DecodeErrors
 from penstock_video.decode.uri import is_live
 from penstock_video.errors import GpuFailed, GpuFull, GpuUnavailable, NeedsCpu, SourceNotAllowed
 from penstock_video.gpu.device import Device
@@ -157,20 +156,19 @@ class _OpenGpu:
     """State of the GPU that all cameras of the process share."""
 
     device: Device
-    opener: OpenNvCodec
+    opener: NvdecOpener
     turns: DecoderTurns
 
 
 class SharedGpu:
     """The process's GPU, opened with the first camera. If that fails, each camera ends with the reason."""
 
-    def __init__(self, index: int, errors: DecodeErrors, core: OwnCore | None = None) -> None:
-        """errors: the decoder library's messages on standard output. core: of the process."""
+    def __init__(self, index: int, core: OwnCore | None = None) -> None:
+        """core: of the process."""
         cv2.setNumThreads(1)
         self._index, self._core = index, core
         self._lock = threading.Lock()
         self._open: _OpenGpu | None = None
-        self._errors = errors
 
     def run(self, link: socket.socket, ring_descriptor: int) -> int:
         """Runs one camera in its thread, until it or its parent ends."""
@@ -198,8 +196,10 @@ class SharedGpu:
             return _end(link, EndReason.NO_CARD if is_full else EndReason.INTERNAL, fault.message)
         try:
             parent_link = ParentLink(link, start)
-            codecs = NvdecCodecs(_in_turn(card, parent_link), stream.handle, self._errors)
-            tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
+            opener = card.opener.for_camera()
+            codecs = NvdecCodecs(_in_turn(card, opener, parent_link), stream.handle)
+            slots = lambda ring, start: DeviceSlotWriter(device, ring, start)  # noqa: E731
+            tools = Tools(codecs, slots, time.thread_time, lambda: opener.sharing)
             status = self._work(device, parent_link, ring, start, tools)
         finally:
             stream.close()
@@ -216,16 +216,16 @@ class SharedGpu:
         with self._lock:
             if self._open is None:
                 device = Device.open(self._index)
-                self._open = _OpenGpu(device, NvdecOpener(self._index), DecoderTurns(device.bus_id))
+                self._open = _OpenGpu(device, NvdecOpener(device), DecoderTurns(device.bus_id))
             return self._open
 
 
-def _in_turn(card: _OpenGpu, link: ParentLink) -> OpenNvCodec:
+def _in_turn(card: _OpenGpu, opener: OpenNvCodec, link: ParentLink) -> OpenNvCodec:
     """Opens decoders in turns. A lost GPU is no fault of the stream, which then needs a new process, not the CPU."""
 
     def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         try:
-            return MadeInTurn(card.opener(codec, stream, size), card.turns, link.attend)
+            return MadeInTurn(opener(codec, stream, size), card.turns, link.attend)
         except NeedsCpu as refusal:
             if card.device.is_lost():
                 raise GpuFailed(refusal.message) from refusal

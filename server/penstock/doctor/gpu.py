@@ -241,7 +241,7 @@ def _tensorrt(card: GpuDevice, driver: str | None) -> Finding:
     return Finding(name, Severity.OK, found)
 
 
-PACKAGES = ("PyNvVideoCodec", "cuda-bindings")
+PACKAGES = ("cuda-bindings",)
 _INSTALL = (
     "run make gpu in a checkout, else pip install 'penstock[gpu]'; in a container, build the image with --build-arg "
     "VIDEO_GPU=1"

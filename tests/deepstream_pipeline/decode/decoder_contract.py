@@ -17,6 +17,7 @@ import pytest
 from penstock_video.decode.codec import MakeCodec, Painter, Pixels, upright
 from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder, Picture, StreamFacts
+from penstock_video.decode.verification import nv12_of
 from penstock_video.errors import DecodeError, NeedsCpu
 from penstock_video.types import UPRIGHT, DecoderKind, DevicePicture
 from tests.deepstream_pipeline.clips import (
@@ -39,7 +40,7 @@ from tests.deepstream_pipeline.decode.broken_clips import (
     timed,
     without,
 )
-from tests.deepstream_pipeline.decode.fake_nvcodec import frame_of, nv12_of
+from tests.deepstream_pipeline.decode.fake_nvcodec import frame_of
 
 
 @dataclass(frozen=True)

@@ -1,84 +1,75 @@
-"""A stand-in of PyNvVideoCodec's decoder where there is no card: FFmpeg underneath, NV12 in host memory.
+"""A stand-in of an NVDEC decoder where there is no card: FFmpeg underneath, NV12 in host memory.
 
-It has the library's manners, as they were measured on an H200: garbage and lost packets give nothing, in silence; a
-picture that was mended comes out, and a line on the standard output says so; pictures of a smaller size than its first
-are scaled to that in silence, larger ones are an error; a flushed decoder goes on at a keyframe; what it gave is over
-with its next call; the picture that is shown next has the lowest stamp of all that the decoder holds; a decoder is made
-with its first packet, where the card has room. It is no proof of what a card does: tests/gpu has the same tests on one.
+It has the decoder's manners, as they were measured on an H200: garbage and lost packets give nothing, in silence; a
+picture that was mended comes out, and is marked; pictures of another size than its first are an error; a flushed
+decoder goes on at a keyframe; what it gave is over with its next call; the picture that is shown next has the lowest
+stamp of all that the decoder holds; a decoder is made with its first packet, where the card has room. It is no proof of
+what a card does: tests/gpu has the same tests on one.
 """
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import av
 import numpy as np
-import numpy.typing as npt
 from av.codec.context import Flags
 from av.error import FFmpegError
 from av.video.codeccontext import VideoCodecContext
 
 from penstock_video.decode.codec import PacketRefused
 from penstock_video.decode.nvcodec import NvCodec, Surface, refusal_of
-from penstock_video.decode.nvdec_errors import DecodeErrors
+from penstock_video.decode.verification import Plane, nv12_of
 from penstock_video.errors import GpuFull, NeedsCpu
-from penstock_video.types import DevicePicture
+from penstock_video.types import DecoderSharing, DevicePicture
 
 _MOST = {"width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
 LIMITS = {"h264": {"width_min": 48, "height_min": 16} | _MOST, "hevc": {"width_min": 144, "height_min": 144} | _MOST}
 _OVER = 0xEE  # in the memory of a picture that is over
 
-Plane = npt.NDArray[np.uint8]
-
-
-class Said:
-    """What the library would print, and who reads it: a pipe of its own, not this process's standard output."""
-
-    def __init__(self) -> None:
-        read_end, self._write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        self.errors = DecodeErrors(read_end)
-
-    def line(self, text: str) -> None:
-        """It prints."""
-        os.write(self._write_end, text.encode())
-
 
 class FakeOpener:
-    """Opens stand-ins. said: called with each line that the library would print. opened: all there were.
+    """Opens stand-ins. opened: all there were.
 
     are_broken: those opened from now on fail. room: how many the card has at once.
     """
 
-    def __init__(self, said: Callable[[str], None] = lambda line: None, room: int = sys.maxsize) -> None:
+    def __init__(self, room: int = sys.maxsize) -> None:
         self.opened: list[FakeNvCodec] = []
         self.are_broken = False
         self.room = room
-        self._said = said
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         """One more; NeedsCpu as a card's limits would have it."""
         refusal = refusal_of(codec, size, LIMITS[codec])
         if refusal:
             raise NeedsCpu(refusal)
-        self.opened.append(FakeNvCodec(codec, self._said, self._has_room))
+        self.opened.append(FakeNvCodec(codec, self._has_room))
         self.opened[-1].fails = self.are_broken
         return self.opened[-1]
+
+    def for_camera(self) -> "FakeOpener":
+        """The same: its decoders are counted together."""
+        return self
+
+    @property
+    def sharing(self) -> DecoderSharing:
+        """None of its decoders is shared."""
+        return DecoderSharing.OWN
 
     def _has_room(self) -> bool:
         return sum(one.is_made and not one.is_closed for one in self.opened) < self.room
 
 
 class FakeNvCodec:
-    """One decoder. fails: its next call raises, as the library does. is_made: the card has it."""
+    """One decoder. fails: its next call raises. is_made: the card has it."""
 
-    def __init__(self, codec: str, said: Callable[[str], None], has_room: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, codec: str, has_room: Callable[[], bool] = lambda: True) -> None:
         context = av.CodecContext.create(codec, "r")
         assert isinstance(context, VideoCodecContext)
         context.thread_count, context.flags = 1, context.flags | Flags.output_corrupt
-        self._context, self._said, self._has_room = context, said, has_room
+        self._context, self._has_room = context, has_room
         self._pictures = 0  # that were decoded
         self._held: dict[int, int] = {}  # stamps of pictures that were not shown yet, by their place
         self._size: tuple[int, int] | None = None
@@ -133,33 +124,18 @@ class FakeNvCodec:
         if self._size is None:
             self._size = (frame.width, frame.height)
         width, height = self._size
-        if frame.width > width or frame.height > height:
-            raise PacketRefused("NVDEC: Reconfigure Not supported when width/height > maxwidth", is_fatal=True)
         if (frame.width, frame.height) != self._size:
-            frame = frame.reformat(width, height)
-        if frame.is_corrupt:
-            self._said(f"Decode Error occurred for picture {frame.pts}\n")
+            raise PacketRefused("NVDEC: the stream's pictures changed", is_fatal=True)
         memory = nv12_of(frame)
         self._memory.append(memory)
         address = memory.ctypes.data
-        return Surface(self._shown(frame), address, address + width * height, width, width, height)
+        return Surface(self._shown(frame), address, address + width * height, width, width, height, frame.is_corrupt)
 
     def _let_go(self) -> None:
         assert not self.is_closed
         for memory in self._memory:
             memory[:] = _OVER
         self._memory = self._memory[-64:]  # what is over may be read all the same, and is seen then
-
-
-def nv12_of(frame: av.VideoFrame) -> Plane:
-    """(H * 3 / 2, W) of a frame of 4:2:0 with even sides, its numbers as they are."""
-    luma, *chroma = (
-        np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: frame.height >> (i > 0)]
-        for i, plane in enumerate(frame.planes)
-    )
-    half = frame.width // 2
-    both = chroma[0] if len(chroma) == 1 else np.stack([one[:, :half] for one in chroma], axis=2).reshape(-1, half * 2)
-    return np.concatenate([luma[:, : frame.width], both[:, : frame.width]])
 
 
 def frame_of(picture: DevicePicture, read: Callable[[int, int], bytes]) -> av.VideoFrame:

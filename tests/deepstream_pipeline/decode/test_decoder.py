@@ -12,7 +12,7 @@ from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.clips import damaged, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import plain_clip
 from tests.deepstream_pipeline.decode.decoder_contract import FRAMES, DecoderContract, Kind, seen_of
-from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, read_host
+from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, read_host
 
 CPU = Kind(DecoderKind.CPU, SoftwareCodec)
 
@@ -32,8 +32,7 @@ class TestNvdecOverItsStandIn(DecoderContract):
     @pytest.fixture
     def kind(self) -> Kind:
         """NvdecCodec over FFmpeg in NVDEC's manners."""
-        said = Said()
-        return Kind(DecoderKind.NVDEC, NvdecCodecs(FakeOpener(said.line), errors=said.errors), read_host)
+        return Kind(DecoderKind.NVDEC, NvdecCodecs(FakeOpener()), read_host)
 
 
 def test_facts_of_a_file_tell_its_length(tmp_path: Path) -> None:

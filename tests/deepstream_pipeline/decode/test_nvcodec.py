@@ -1,103 +1,359 @@
-"""The seam to PyNvVideoCodec, over a stand-in of it."""
+"""One stream's NVDEC decoder, and two streams in one decoder, over a stand-in of the driver's library."""
 
-import sys
+import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 
+from penstock_video.decode import cuvid, pairing, verification
 from penstock_video.decode.codec import PacketRefused
-from penstock_video.decode.nvcodec import NvdecOpener
+from penstock_video.decode.cuvid import Cuvid, PictureFormat, PictureIndices
+from penstock_video.decode.nvcodec import NvdecOpener, Surface
+from penstock_video.decode.pairing import DecoderPool, may_pair
+from penstock_video.decode.verification import nv12_of
 from penstock_video.errors import GpuFull, NeedsCpu
-from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
-from tests.deepstream_pipeline.decode.fake_library import FakeLibrary, PyNvVCException, text_of
-from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS
+from penstock_video.gpu.device import Device
+from penstock_video.types import DecoderSharing
+from tests.deepstream_pipeline.clips import write_clip
+from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet
+from tests.deepstream_pipeline.decode.fake_cuvid import FakeCuvid
+from tests.deepstream_pipeline.gpu.fake_driver import install
+
+
+class Card:
+    """A card with the library and decoders of one process."""
+
+    def __init__(self, device: Device) -> None:
+        self.library, self.device = FakeCuvid(), device
+        self.opener = NvdecOpener(device, DecoderPool(Cuvid(self.library)))
+
+    def camera(self, codec: str = "h264", size: tuple[int, int] = SIZE) -> "Camera":
+        """One more."""
+        return Camera(self.opener.for_camera(), codec, size)
+
+
+class Camera:
+    """A camera: what its decoder gave, as (stamp, picture in host memory)."""
+
+    def __init__(self, opener: NvdecOpener, codec: str, size: tuple[int, int]) -> None:
+        self.opener = opener
+        self.reopen: Callable[[], None] = lambda: setattr(self, "decoder", opener(codec, 77, size))
+        self.decoder = opener(codec, 77, size)
+        self.shown: list[tuple[int, np.ndarray]] = []
+
+    def give(self, packet: bytes, number: int) -> list[Surface]:
+        """A packet; its pictures are copied at once."""
+        surfaces = self.decoder.decode(packet, number)
+        self.shown += [(one.stamp, on_host(one)) for one in surfaces]
+        return surfaces
+
+
+def on_host(one: Surface) -> np.ndarray:
+    """(H * 3 / 2, W)."""
+    luma, chroma = (
+        np.frombuffer(ctypes.string_at(address, one.pitch * lines), np.uint8).reshape(lines, one.pitch)[:, : one.width]
+        for address, lines in ((one.luma, one.height), (one.chroma, one.height // 2))
+    )
+    return np.concatenate([luma, chroma])
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
-    """In PyNvVideoCodec's stead."""
-    library = FakeLibrary()
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", library)  # type: ignore[arg-type]
-    return library
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    install(monkeypatch)
+    return Card(Device.open())
 
 
-def test_decoder_is_asked_for_without_delay_and_in_the_card(library: FakeLibrary) -> None:
-    """On the card and the CUDA stream that were given."""
-    NvdecOpener(3, LIMITS.__getitem__)("hevc", 77, (640, 360))
-    expected = {"gpuid": 3, "codec": "hevc", "cudacontext": 0, "cudastream": 77, "usedevicememory": True}
-    assert library.asked == [{**expected, "latency": "low"}]
+@pytest.fixture
+def clips(tmp_path: Path) -> tuple[list[bytes], list[bytes]]:
+    """Packets of two different clips."""
+    (tmp_path / "other").mkdir()
+    return annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path / "other", "h264", fps=7)
+
+
+def expected(packets: list[bytes], codec: str = "h264") -> list[np.ndarray]:
+    """FFmpeg's pictures."""
+    context = av.CodecContext.create(codec, "r")
+    frames = [frame for packet in packets for frame in context.decode(av.Packet(packet))]  # type: ignore[attr-defined]
+    return [nv12_of(frame) for frame in [*frames, *context.decode(None)]]  # type: ignore[attr-defined]
+
+
+def assert_right(camera: Camera, packets: list[bytes], codec: str = "h264") -> None:
+    """All pictures, each in its place, equal FFmpeg's."""
+    right = expected(packets, codec)
+    assert [stamp for stamp, _ in camera.shown] == list(range(len(right)))
+    assert all(np.array_equal(made, wanted) for (_, made), wanted in zip(camera.shown, right, strict=True))
+
+
+def test_layouts_are_those_of_the_header_files() -> None:
+    """Sizes and places in bytes, as a C++ compiler gives them for Video Codec SDK 13."""
+    sizes = {
+        cuvid.Caps: 88, cuvid.VideoFormat: 64, cuvid.CreateInfo: 176, cuvid.ParserParams: 136, cuvid.SourcePacket: 32,
+        cuvid.DisplayInfo: 24, cuvid.ProcessParams: 264, cuvid.DecodeStatus: 192,
+    }  # fmt: skip
+    assert {kind: ctypes.sizeof(kind) for kind in sizes} == sizes
+    places = {
+        (cuvid.VideoFormat, "surfaces"): 15, (cuvid.VideoFormat, "display_area"): 24, (cuvid.VideoFormat, "chroma"): 40,
+        (cuvid.CreateInfo, "display_area"): 80, (cuvid.CreateInfo, "target_width"): 96, (cuvid.CreateInfo, "lock"): 120,
+        (cuvid.ParserParams, "on_format"): 48, (cuvid.ParserParams, "extended"): 128,
+        (cuvid.ProcessParams, "stream"): 56, (cuvid.ProcessParams, "histogram"): 248,
+    }  # fmt: skip
+    assert {(kind, name): getattr(kind, name).offset for kind, name in places} == places
+
+
+@pytest.mark.parametrize(("codec", "first", "step"), [("h264", 72, 7), ("hevc", 109, 1)])
+def test_indices_of_a_picture_and_of_its_references_are_moved(codec: str, first: int, step: int) -> None:
+    """By the base of the stream's half; unused references stay -1, and the original stays as it is."""
+    picture = np.full(cuvid.PICTURE_BYTES // 4, -1, np.int32)
+    picture[2], picture[first], picture[first + 15 * step] = 3, 0, 2
+    before = picture.copy()
+    indices = PictureIndices(codec, 5)
+    moved = np.frombuffer(ctypes.string_at(indices.moved(picture.ctypes.data), cuvid.PICTURE_BYTES), np.int32)
+    after = before.copy()
+    after[[2, first, first + 15 * step]] = 8, 5, 7
+    assert np.array_equal(moved, after)
+    assert np.array_equal(picture, before)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_pictures_say_their_number_and_where_they_lie(library: FakeLibrary, tmp_path: Path, codec: str) -> None:
-    """Each of its packet; after a flush the decoder goes on."""
+def test_pictures_equal_ffmpegs_and_say_their_number(card: Card, tmp_path: Path, codec: str) -> None:
+    """Each of its packet, cropped; what the decoder held is given back."""
     packets = annex_b_packets(tmp_path, codec, size=(322, 182))
-    decoder = NvdecOpener(0, LIMITS.__getitem__)(codec, 0, (322, 182))
-    surfaces = [one for number, packet in enumerate(packets) for one in decoder.decode(packet, number)]
-    surfaces += decoder.flush()
-    assert [one.stamp for one in surfaces] == list(range(20))
-    assert {(one.width, one.height, one.pitch) for one in surfaces} == {(322, 182, 322)}
-    assert {one.chroma - one.luma for one in surfaces} == {322 * 182}
-    assert [one.stamp for one in decoder.decode(packets[0], 20) + decoder.flush()] == [20]
+    camera = card.camera(codec, (322, 182))
+    for number, packet in enumerate(packets):
+        (surface,) = camera.give(packet, number)
+        assert (surface.width, surface.height, surface.is_damaged) == (322, 182, False)
+    assert_right(camera, packets, codec)
+    assert camera.decoder.flush() == []
+    assert card.library.made[0]["codec"] == cuvid.CODECS[codec]
+    camera.decoder.close()
+    assert (card.library.decoders, card.library.parsers) == ({}, {})
 
 
-def test_failure_of_the_library_is_ours_in_one_line(library: FakeLibrary, tmp_path: Path) -> None:
-    """Without the library's source lines."""
-    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
-    library.decoders[0].inner.fails = True
-    with pytest.raises(PacketRefused, match=r"it fails\Z") as refused:
-        decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
-    assert refused.value.is_fatal
+def test_flush_shows_more_pictures_than_can_be_mapped(card: Card, tmp_path: Path) -> None:
+    """The rest lies in memory of its own, until the next call."""
+    path = write_clip(tmp_path / "b.ts", frames=12, size=SIZE, codec="libx264", b_frames=3)
+    with av.open(str(path)) as container:
+        packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+    camera = card.camera()
+    shown = [one for number, packet in enumerate(packets) for one in camera.give(packet, number)]
+    card.library.surfaces = 16
+    left = camera.decoder.flush()
+    assert len(shown) + len(left) == 12
+    camera.decoder.close()
+    assert card.device._driver.is_all_given_back
 
 
-def test_stream_that_the_card_does_not_take_is_the_cpus(library: FakeLibrary, tmp_path: Path) -> None:
-    """The library says so with its first packet, by an exception that is none of its others."""
-    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
-    library.decoders[0].refuses = True
-    with pytest.raises(NeedsCpu, match=r"NVDEC does not take this stream \(Codec not supported on this GPU\)"):
-        decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
-
-
-def test_card_without_room_for_a_decoder_says_so_and_nothing_of_the_stream(
-    library: FakeLibrary, tmp_path: Path
-) -> None:
-    """The library finds it with the first packet; what can be done is in the sentence."""
-    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
-    library.decoders[0].is_full = True
-    with pytest.raises(GpuFull, match=r"no more decoders \(CUDA's error 2\): .* fewer cameras, or with decoder: auto"):
-        decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
+def test_damaged_picture_is_marked(card: Card, tmp_path: Path) -> None:
+    """By the decoder's status of it."""
+    packets = annex_b_packets(tmp_path, "h264", size=(320, 192))
+    packets[7] = damaged_packet(packets[7])
+    camera = card.camera(size=(320, 192))
+    found = [one for number, packet in enumerate(packets) for one in camera.give(packet, number)]
+    assert 7 in [one.stamp for one in found if one.is_damaged]
+    assert not found[6].is_damaged
 
 
 @pytest.mark.parametrize(
-    "refusal",
-    [PyNvVCException(text_of(2, "CUDA_ERROR_OUT_OF_MEMORY")), RuntimeError("cuCtxCreate failed: out of memory")],
+    ("function", "code", "error", "words"),
+    [
+        ("cuvidCreateDecoder", 2, GpuFull, r"no more decoders \(CUDA's error 2\): .* fewer cameras, or with decoder"),
+        ("cuvidCreateDecoder", 801, NeedsCpu, "NVDEC does not take this stream .cuvidCreateDecoder answers 801."),
+        ("cuvidCreateDecoder", 1, PacketRefused, "NVDEC: cuvidCreateDecoder answers 1"),
+        ("cuvidDecodePicture", 2, PacketRefused, "NVDEC: cuvidDecodePicture answers 2"),
+        ("cuvidMapVideoFrame64", 1, PacketRefused, "NVDEC: cuvidMapVideoFrame64 answers 1"),
+    ],
 )
-def test_card_without_room_is_reported_before_the_first_packet_too(library: FakeLibrary, refusal: Exception) -> None:
-    """Where the library asks it for memory as soon as a decoder is wanted, in whatever words."""
-    library.refusal = refusal
-    with pytest.raises(GpuFull, match="the GPU makes no more decoders"):
-        NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (640, 360))
+def test_failure_of_the_driver_is_ours_in_one_line(
+    card: Card, clips: tuple[list[bytes], list[bytes]], function: str, code: int, error: type[Exception], words: str
+) -> None:
+    """A card that is full and a stream that it does not take are known with the first packet; nothing is left."""
+    camera = card.camera()
+    card.library.fails[function] = code
+    with pytest.raises(error, match=words):
+        camera.give(clips[0][0], 0)
+    camera.decoder.close()
+    assert (card.library.decoders, card.library.parsers) == ({}, {})
 
 
-def test_decoder_that_finds_no_memory_among_its_pictures_has_failed(library: FakeLibrary, tmp_path: Path) -> None:
-    """It was made: another one, at the next keyframe, may find some."""
-    packets = annex_b_packets(tmp_path, "h264")
-    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
-    assert decoder.decode(packets[0], 0)
-    library.decoders[0].is_full = True
-    with pytest.raises(PacketRefused, match="cuvidCreateDecoder") as refused:
-        decoder.decode(packets[1], 1)
-    assert refused.value.is_fatal
-
-
-def test_decoder_that_cannot_be_is_the_cpus(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too small a picture, another card, no library: each says why."""
-    opener = NvdecOpener(0, LIMITS.__getitem__)
+def test_decoder_that_cannot_be_is_the_cpus(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too small a picture, a driver that does not answer, no library: each says why."""
     with pytest.raises(NeedsCpu, match="NVDEC takes h264 of 48x16 and more, and this is 32x32"):
-        opener("h264", 0, (32, 32))
-    library.refusal = PyNvVCException(text_of(201, "CUDA_ERROR_INVALID_CONTEXT"))
-    with pytest.raises(NeedsCpu, match=r"NVDEC cannot decode h264 of 640x360 \(CUDA_ERROR_INVALID_CONTEXT\)"):
-        opener("h264", 0, (640, 360))
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
-    with pytest.raises(NeedsCpu, match="PyNvVideoCodec"):
-        NvdecOpener(0, LIMITS.__getitem__)
+        card.opener("h264", 0, (32, 32))
+    card.library.fails["cuvidGetDecoderCaps"] = 101
+    with pytest.raises(NeedsCpu, match="cuvidGetDecoderCaps answers 101"):
+        card.opener("h264", 0, SIZE)
+    monkeypatch.setattr(cuvid, "LIBRARY", "libnone-of-that-name.so.1")
+    with pytest.raises(NeedsCpu, match="libnone-of-that-name"):
+        Cuvid()
+
+
+LIKE = PictureFormat("h264", 1, 8, (1280, 720), (0, 0, 1280, 720), 4)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_paired"),
+    [
+        (LIKE, True),
+        (LIKE._replace(surfaces=3), True),
+        (LIKE._replace(surfaces=5), False),  # the half that is left has four
+        (LIKE._replace(surfaces=pairing.MOST_SHARED_SURFACES + 1), False),
+        (LIKE._replace(codec="hevc"), False),
+        (LIKE._replace(coded=(1280, 736)), False),
+        (LIKE._replace(area=(0, 0, 1280, 718)), True),
+        (LIKE._replace(bit_depth=10), False),
+        (LIKE._replace(chroma=2), False),
+    ],
+)
+def test_streams_share_a_decoder_if_their_pictures_are_alike(other: PictureFormat, is_paired: bool) -> None:
+    """Codec, coded size, depth and colours, and few reference pictures."""
+    assert may_pair(other, LIKE) is is_paired
+
+
+def test_hevc_streams_do_not_share() -> None:
+    """A card was measured to give wrong pictures of them."""
+    assert not may_pair(LIKE._replace(codec="hevc"), LIKE._replace(codec="hevc"))
+
+
+def test_two_cameras_take_turns_at_one_decoder(card: Card, clips: tuple[list[bytes], list[bytes]]) -> None:
+    """All pictures of both are right; a third camera gets another decoder, and the last of two frees theirs."""
+    one, two = card.camera(), card.camera()
+    for number, packets in enumerate(zip(*clips, strict=True)):
+        one.give(packets[0], number)
+        two.give(packets[1], number)
+    assert len(card.library.decoders) == 1
+    assert one.opener.sharing is two.opener.sharing is DecoderSharing.SHARED
+    for camera, packets in ((one, clips[0]), (two, clips[1])):
+        assert_right(camera, packets)
+    three = card.camera()
+    three.give(clips[0][0], 0)
+    assert len(card.library.decoders) == 2
+    one.decoder.close()
+    three.decoder.close()
+    assert len(card.library.decoders) == 1
+    two.decoder.close()
+    assert not card.library.decoders
+
+
+def test_camera_that_fails_leaves_its_partner_alone(card: Card, clips: tuple[list[bytes], list[bytes]]) -> None:
+    """The partner misses no picture; the other camera's next decoder is its own, and theirs gets no third camera."""
+    one, two = card.camera(), card.camera()
+    one.give(clips[0][0], 0)
+    two.give(clips[1][0], 0)
+    card.library.fails["cuvidDecodePicture"] = 700
+    with pytest.raises(PacketRefused):
+        two.give(clips[1][1], 1)
+    card.library.fails.clear()
+    two.decoder.close()
+    two.reopen()
+    two.give(clips[1][0], 0)
+    card.camera().give(clips[0][0], 0)
+    assert len(card.library.decoders) == 3
+    for number, packet in enumerate(clips[0][1:], 1):
+        one.give(packet, number)
+    assert_right(one, clips[0])
+
+
+def test_wrong_pictures_of_a_shared_decoder_are_found(
+    card: Card,
+    clips: tuple[list[bytes], list[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The camera says it in one line and gets a decoder of its own; the partner is right in the shared one."""
+    monkeypatch.setattr(PictureIndices, "moved", lambda self, address: address)  # both use the same surfaces
+    monkeypatch.setattr(DecoderPool, "_new", _with_one_base)
+    one, two = card.camera(), card.camera()
+    one.give(clips[0][0], 0)
+    with pytest.raises(PacketRefused, match="differ from FFmpeg's"):
+        give_both(two, one, clips)
+    assert capfd.readouterr().err.count("it gets a decoder of its own at its next keyframe\n") == 1
+    wrong = next(camera for camera in (one, two) if camera.opener.is_alone)
+    wrong.decoder.close()
+    wrong.shown.clear()
+    wrong.reopen()
+    for number, packet in enumerate(clips[1]):
+        wrong.give(packet, number)
+    assert_right(wrong, clips[1])
+    assert {one.opener.sharing, two.opener.sharing} == {DecoderSharing.OWN, DecoderSharing.MISMATCH}
+    assert len(card.library.decoders) == 2
+
+
+def give_both(one: Camera, other: Camera, clips: tuple[list[bytes], list[bytes]]) -> None:
+    """Their packets in turn: of the second clip to one, and of the first one to the other."""
+    for number, packets in enumerate(zip(*clips, strict=True)):
+        one.give(packets[1], 2 * number)
+        other.give(packets[0], 2 * number + 1)
+
+
+def _with_one_base(self: DecoderPool, like: PictureFormat, streams: int) -> pairing.SharedDecoder:
+    decoder = self._new_decoder(self.cuvid, like, streams * like.surfaces, streams * pairing.OUTPUTS)
+    shared = pairing.SharedDecoder(decoder, like, [0] * streams)
+    self._decoders.append(shared)
+    return shared
+
+
+def test_pictures_that_were_right_are_compared_no_more(
+    card: Card, clips: tuple[list[bytes], list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until another camera joins."""
+    monkeypatch.setattr(verification, "PICTURES", 5)
+    looks: list[int] = []
+    look = verification.PictureCheck.look
+    monkeypatch.setattr(verification.PictureCheck, "look", lambda self, *what: looks.append(1) or look(self, *what))
+    one, two = card.camera(), card.camera()
+    two.give(clips[1][0], 0)
+    one.give(clips[0][0], 0)
+    for number, packet in enumerate(clips[0][1:], 1):
+        one.give(packet, number)
+    assert len(looks) == 5
+    two.decoder.close()
+    three = card.camera()
+    three.give(clips[1][0], 0)
+    one.give(clips[0][0], 100)
+    assert len(card.library.decoders) == 1
+    assert len(looks) == 5 + 1 + 1
+
+
+def test_damaged_stream_that_cannot_be_compared_is_alone(
+    card: Card, clips: tuple[list[bytes], list[bytes]], tmp_path: Path
+) -> None:
+    """After three attempts; one damaged picture changes nothing."""
+    packets = annex_b_packets(tmp_path, "h264", size=(320, 192), gop=3)
+    two = card.camera(size=(320, 192))
+    card.camera(size=(320, 192)).give(packets[0], 0)
+    broken = [damaged_packet(one) if place % 3 == 1 else one for place, one in enumerate(packets)]
+    with pytest.raises(PacketRefused, match="too damaged to be compared"):
+        give_both(two, two, (broken[1::2], broken[::2]))
+    assert two.opener.is_alone
+
+
+def test_stream_beyond_what_nvdec_decodes_is_refused(
+    card: Card, clips: tuple[list[bytes], list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the measured wait for pictures, which the reason has; the first one after all have left is taken again."""
+    monkeypatch.setattr(pairing, "WAITS", 3)
+    one = card.camera()
+    for number, packet in enumerate(clips[0][:5]):
+        one.give(packet, number)
+    assert not card.opener.pool.waits.is_full
+    for _ in range(9):
+        card.opener.pool.waits.note(0.04)
+    with pytest.raises(GpuFull, match=r"NVDEC is full: a picture waits \d\d ms for its decoder; give it fewer cameras"):
+        card.camera().give(clips[1][0], 0)
+    one.decoder.close()
+    assert card.camera().give(clips[1][0], 0)
+
+
+def test_wrong_pictures_of_several_cameras_end_all_sharing_of_that_size(card: Card) -> None:
+    """Other sizes go on."""
+    pool = card.opener.pool
+    for _ in range(pairing.MOST_WRONG):
+        pool.refuse(LIKE)
+    lanes = [pool.lane(like, is_alone=False) for like in (LIKE, LIKE, LIKE._replace(coded=(640, 368)))]
+    assert [lane.is_shared for lane in lanes] == [False] * 3
+    assert len(pool) == 3
+    assert pool.lane(LIKE._replace(coded=(640, 368)), is_alone=False).is_shared
+    assert len(pool) == 3

@@ -13,11 +13,12 @@ from penstock_video.decode.container import DecodeOptions
 from penstock_video.decode.decoder import Decoder, Picture
 from penstock_video.decode.nvcodec import refusal_of
 from penstock_video.decode.nvdec import NvdecCodecs
+from penstock_video.decode.verification import nv12_of
 from penstock_video.errors import DecodeError, GpuFull, NeedsCpu
 from penstock_video.types import UPRIGHT, DecoderKind, DevicePicture
 from tests.deepstream_pipeline.clips import joined, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import without
-from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, frame_of, nv12_of, read_host
+from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, frame_of, read_host
 
 INTERLACED = {"flags": "+ildct+ilme", "x264-params": "tff=1:keyint=12"}
 
@@ -25,9 +26,9 @@ INTERLACED = {"flags": "+ildct+ilme", "x264-params": "tff=1:keyint=12"}
 class Run:
     """A clip that is decoded packet by packet."""
 
-    def __init__(self, path: Path, opener: FakeOpener | None = None, said: Said | None = None) -> None:
+    def __init__(self, path: Path, opener: FakeOpener | None = None) -> None:
         self.opener = opener or FakeOpener()
-        codecs = NvdecCodecs(self.opener, 77, said.errors if said else None)
+        codecs = NvdecCodecs(self.opener, 77)
         self.decoder = Decoder(str(path), DecodeOptions(), 0.0, codecs)
         self._packets = self.decoder.packets()
 
@@ -212,16 +213,13 @@ def bare(packet: "av.Packet[VideoStream]", codec: str) -> "av.Packet[VideoStream
 
 
 def test_mended_picture_and_what_builds_on_it_are_marked(tmp_path: Path) -> None:
-    """As the library said it, until the next keyframe; no one else's lines are taken."""
+    """Until the next keyframe."""
     whole = write_clip(tmp_path / "a.ts", frames=36, gop=12, size=(320, 192))
     with av.open(str(whole)) as container:
         cut = [bytes(packet) for packet in container.demux(video=0)][15]
-    run_said = Said()
-    run = Run(without(tmp_path / "cut.ts", whole, [15], cut[: len(cut) // 2]), FakeOpener(run_said.line), run_said)
-    run_said.line("Decode Error occurred for picture 900\n")
+    run = Run(without(tmp_path / "cut.ts", whole, [15], cut[: len(cut) // 2]))
     pictures = [picture for pictures in run.read() for picture in pictures]
     assert [place for place, picture in enumerate(pictures) if picture.is_corrupt] == list(range(15, 24))
-    assert run_said.errors.take({900}) == {900}
 
 
 @pytest.mark.parametrize(

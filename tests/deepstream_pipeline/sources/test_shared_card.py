@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from penstock.vision.spec import PrepareSpec, ScalingFilter
-from penstock_video.decode.nvdec_errors import DecodeErrors
 from penstock_video.errors import NeedsCpu
 from penstock_video.gpu.device import Device
 from penstock_video.gpu.memory import CudaRing
@@ -40,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def fake(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Device, FakeDriver]:
-    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: FakeOpener())
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda device: FakeOpener())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of the turns' files
     return card(library, monkeypatch)
 
@@ -65,9 +64,7 @@ def camera(
         "decoder": "nvdec", "row_bytes": spec.row_bytes if spec else 0,
     }  # fmt: skip
     parent.say(Start(uri=str(uri), spec=spec.pack() if spec else b"", **(started | how)))
-    descriptor_of_errors, write_end = os.pipe()
-    os.set_blocking(descriptor_of_errors, False)
-    shared = shared_work.SharedGpu(0, DecodeErrors(descriptor_of_errors), core)
+    shared = shared_work.SharedGpu(0, core)
 
     def run() -> None:
         with theirs:
@@ -81,8 +78,6 @@ def camera(
         ours.close()
         thread.join(DEADLINE_S)
         parent.ring.close()
-        os.close(descriptor_of_errors)
-        os.close(write_end)
         assert not thread.is_alive()
 
 
@@ -224,8 +219,9 @@ def test_decoder_that_cannot_be_made_by_a_broken_card_moves_no_camera_to_the_cpu
     path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
     """What NVDEC refuses on a context that is lost says nothing of the stream: the process begins anew."""
-    opener, ends = Mock(side_effect=NeedsCpu("NVDEC cannot decode this")), Mock()
-    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: opener)
+    opener, ends = Mock(side_effect=NeedsCpu("NVDEC cannot decode this"), sharing=None), Mock()
+    opener.for_camera.return_value = opener
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda device: opener)
     monkeypatch.setattr(shared_work.os, "_exit", ends)
     state = CUresult.CUDA_ERROR_LAUNCH_FAILED if is_broken else CUresult.CUDA_SUCCESS
     fake[1].cuCtxSynchronize = lambda: (state,)  # type: ignore[attr-defined]
@@ -243,7 +239,7 @@ def test_full_card_is_no_fault_of_the_camera_and_does_not_end_the_process(
 ) -> None:
     """Nothing is counted as damaged, its turn is the next one's, and that one decodes once there is room."""
     opener, ends = FakeOpener(room=0), Mock()
-    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: opener)
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda device: opener)
     monkeypatch.setattr(shared_work.os, "_exit", ends)
     with camera(path) as (parent, _):
         assert parent.rest() == []
@@ -261,7 +257,7 @@ def test_card_that_became_full_ends_a_stream_that_changes_its_size(
 ) -> None:
     """What came before is there, and nothing is tried twice."""
     opener = FakeOpener(room=1)
-    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: opener)
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda device: opener)
     parts = [
         write_clip(tmp_path / f"{width}.ts", frames=FRAMES, size=(width, 192), codec="libx264", b_frames=2)
         for width in (320, 352)

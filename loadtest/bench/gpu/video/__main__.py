@@ -12,6 +12,11 @@ streams    `penstock up --engine triton` with GoogLeNet, and video programs besi
            the answers within 100 ms of the frame's capture, which is when its packet was due. A GPU makes a limited
            number of decoders, however small the pictures (an H200 at most 288). Then the streams that got one are
            counted, and the search continues below that number (--decoders).
+detector   The same with 1080p30 H.264 and YOLOX-S (26.7 GFLOPs, random weights), every frame inferred; 95 % of the
+           answers within 100 ms.
+tracked    The same with every third frame inferred, and tracks between.
+
+--short is one round with one window of the target's number of streams, about 90 s a camera with its stack's start.
 
 --no-gpu tries the bench without a GPU: the CPU decodes, the engine embedded in the gateway answers.
 """
@@ -37,7 +42,7 @@ from loadtest.bench.gpu.video.clips import CAMERAS, FPS, clip_path, facts_of, ma
 from loadtest.bench.gpu.video.fleet import PUSH_TIMEOUT_US, Fleet, FleetSetup
 from loadtest.bench.gpu.video.machine import CardMeter
 from loadtest.bench.gpu.video.nvdec import SHAPES, best_of, decode_alone
-from loadtest.bench.gpu.video.pieces import PARTS, BenchPiece, Folder, pieces_of
+from loadtest.bench.gpu.video.pieces import GOOGLENET, LOADS, PARTS, YOLOX, BenchPiece, Folder, pieces_of
 from loadtest.bench.gpu.video.windows import Pacing, SustainedSearch, below, measure, search, try_count
 from loadtest.bench.report import chosen_of, conditions
 from loadtest.bench.wire import BadAnswer
@@ -49,10 +54,15 @@ from penstock.gpu.telemetry.sampler import TelemetryUnavailable
 from penstock_video.cli.engine import joinable, place_of, share_card
 
 NO_GPU = 2
-MODEL, _MINIATURE = "googlenet-torch-uint8-random", "street"  # the miniature's needs no PyTorch
+_MINIATURE = "street"  # of --no-gpu: it needs no PyTorch
+_EXPORTS = {
+    GOOGLENET: ("deploy.models.googlenet_torch", "--max-batch", "64"),
+    YOLOX: ("deploy.models.yolox_torch", "--top", "300", "--max-batch", "32"),
+}
 SHARE_WANTED, MOST_OF_ALONE = 0.95, 1.03  # of NVDEC alone
-_VERSIONS_OF = ("PyNvVideoCodec", "cuda-bindings", "av", "torch", "nvidia-cudnn-cu13")
-_BATCHING, _MAX_BATCH = "triton", 64
+_VERSIONS_OF = ("cuda-bindings", "av", "torch", "nvidia-cudnn-cu13")
+_BATCHING = "triton"
+_SHORT = {"rounds": [1], "seconds": 5.0, "settle": 1.5, "tries": 1, "nvdec_seconds": 2.0}
 _EXPORT_S, _LOAD_S, _CLIP_S = 300.0, 150.0, 8.0
 _MOST_STARTS = 2  # of a stack that does not become ready: each costs minutes of a lent GPU
 
@@ -91,10 +101,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )  # fmt: skip
     parser.add_argument("--programs", type=int, default=6, metavar="N", help="video programs [6]")
     parser.add_argument("--cameras-per-process", type=int, default=24, metavar="N", help="of the video programs [24]")
-    parser.add_argument("--model", help=f"that gets every frame [{MODEL}, which is made]")
+    parser.add_argument("--model", help="that gets the frames [GoogLeNet or YOLOX-S, which is made]")
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of the model [4]")
     parser.add_argument("--mps", choices=("on", "off"), default="on", help="of penstock up [on]")
     parser.add_argument("--work", type=Path, metavar="DIR", help="for clips, models, logs; kept [a temporary one]")
+    parser.add_argument("--short", action="store_true", help="one window of the target's number of streams")
     parser.add_argument(
         "--no-gpu", dest="is_gpu", action="store_false",
         help="a miniature: the CPU decodes, model street, the embedded engine; no nvdec, no MPS",
@@ -102,9 +113,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
     parser.add_argument("--engine-environment", type=Path, default=Path(environment), metavar="DIR", help="of Triton")
     chosen = parser.parse_args(arguments)
+    if chosen.short:
+        vars(chosen).update(_SHORT)
     chosen.only = chosen.only or (PARTS if chosen.is_gpu else ("streams",))
     chosen.decoder = "nvdec" if chosen.is_gpu else "cpu"
-    chosen.model = chosen.model or (MODEL if chosen.is_gpu else _MINIATURE)
+    chosen.model = chosen.model or ("" if chosen.is_gpu else _MINIATURE)
     counts = (chosen.programs, chosen.cameras_per_process, chosen.instances, chosen.tries, *chosen.rounds)
     limits = (chosen.decoders or 0, chosen.search_s)
     if min(*counts, *(chosen.streams or [1])) < 1 or chosen.seconds <= 0 or min(limits) < 0:
@@ -118,7 +131,6 @@ class GpuVideoBench:
     def __init__(self, options: argparse.Namespace, work: Path, card: CardMeter) -> None:
         self.folder = Folder(options.out)
         self._options, self._work, self._card = options, work, card
-        self._pacing = Pacing(options.seconds, options.bound_ms, options.settle, options.start_s)
         self._up: PenstockUp | None = None
         self._failed_starts = 0  # in a row
 
@@ -145,9 +157,10 @@ class GpuVideoBench:
             best = best_of(earlier["tries"])
             tries = [alone(best["processes"], best["threads"], is_mps=bool(best.get("is_mps") and mps))]
         else:
-            tries = [alone(*shape, is_mps=mps is not None) for shape in SHAPES]
+            shapes = SHAPES[-1:] if self._options.short else SHAPES
+            tries = [alone(*shape, is_mps=mps is not None) for shape in shapes]
             best = best_of(tries)
-            tries += [alone(best["processes"], best["threads"], is_mps=False)] if mps else []
+            tries += [alone(best["processes"], best["threads"], is_mps=False)] if mps and len(shapes) > 1 else []
         return {"best": best_of(tries), "tries": tries}
 
     def _mps_environ(self) -> dict[str, str] | None:
@@ -166,11 +179,12 @@ class GpuVideoBench:
         """The search, against NVDEC alone of the same round if that was measured. The programs run on from number to
         number; streams come and go."""
         alone = self.folder.found("nvdec", piece.camera, piece.number)
-        goal, options = CAMERAS[piece.camera].goal, self._options
+        load, options = LOADS[piece.part], self._options
+        goal = load.goal or CAMERAS[piece.camera].goal
         streams_alone = alone["best"]["rate"] / FPS if alone else goal / SHARE_WANTED
-        earlier = self.folder.found("streams", piece.camera, piece.number)
-        wanted = math.ceil(SHARE_WANTED * streams_alone)
-        firsts = options.streams or [max(wanted, goal), goal, math.floor(streams_alone)]
+        earlier = self.folder.found(piece.part, piece.camera, piece.number)
+        wanted = goal if load.goal else math.ceil(SHARE_WANTED * streams_alone)
+        firsts = options.streams or ([goal] if options.short else [max(wanted, goal), goal, math.floor(streams_alone)])
         if earlier and earlier["held"] and not options.streams:
             firsts = [int(earlier["held"]), int(earlier["missed"]) or wanted]
         most = options.most or max(math.ceil(MOST_OF_ALONE * streams_alone), *firsts)
@@ -178,14 +192,18 @@ class GpuVideoBench:
         if decoders:
             firsts, most = [min(one, below(decoders)) for one in firsts], min(most, decoders)
         setup = FleetSetup(
-            options.model, self._clip(piece), options.decoder, options.programs, options.cameras_per_process
+            options.model or load.model, self._clip(piece), options.decoder, options.programs,
+            options.cameras_per_process, load.interval,
+        )  # fmt: skip
+        pacing = Pacing(
+            options.seconds, options.bound_ms, options.settle, options.start_s, load.in_time, FPS / (load.interval + 1)
         )
         up = self._stack()
         with Fleet(setup, self._work / "logs" / piece.name, min(firsts[0], most)) as fleet:
 
             def attempt(count: int) -> dict[str, Any]:
-                window = lambda: measure(fleet, up, self._card, self._pacing)  # noqa: E731
-                found = try_count(fleet, count, window, self._pacing)
+                window = lambda: measure(fleet, up, self._card, pacing)  # noqa: E731
+                found = try_count(fleet, count, window, pacing)
                 _say(f"{piece.name}: {count} streams after {found['waited_s']:.0f} s: {found['complaint'] or 'held'}")
                 return found
 
@@ -214,11 +232,14 @@ class GpuVideoBench:
             raise BadAnswer(f"penstock up did not become ready {_MOST_STARTS} times, and is not started again")
         self._failed_starts += 1
         options, home = self._options, self._work / "home"
-        if options.model == MODEL:
-            self._export(home)
+        loads = [LOADS[part].model for part in LOADS if part in options.only]
+        models = [options.model] if options.model else list(dict.fromkeys(loads)) or [GOOGLENET]
+        for model in models:
+            if model in _EXPORTS:
+                self._export(model, home)
         of_gpu = ("--mps", options.mps, "--allow-client-shm")  # the engine reads rows in the GPU's memory
         flags = of_gpu if options.is_gpu else ("--engine", "embedded")
-        up = PenstockUp(home, [options.model], *flags, environment=options.engine_environment)
+        up = PenstockUp(home, models, *flags, environment=options.engine_environment)
         self._up = up.__enter__()
         began_s = time.monotonic()
         up.wait(began_s + _LOAD_S)
@@ -226,14 +247,13 @@ class GpuVideoBench:
         _say(f"penstock up is ready after {time.monotonic() - began_s:.0f} s")
         return up
 
-    def _export(self, home: Path) -> None:
+    def _export(self, model: str, home: Path) -> None:
         """Makes the model, if it is missing, by an interpreter that has torch."""
-        if (home / "models" / MODEL / "config.pbtxt").is_file():
+        if (home / "models" / model / "config.pbtxt").is_file():
             return
         command = [
-            *(python_with_torch(self._options.engine_environment), "-m", "deploy.models.googlenet_torch"),
-            *("--home", str(home), "--instances", str(self._options.instances)),
-            *("--batching", _BATCHING, "--max-batch", str(_MAX_BATCH)),
+            *(python_with_torch(self._options.engine_environment), "-m", *_EXPORTS[model]),
+            *("--home", str(home), "--instances", str(self._options.instances), "--batching", _BATCHING),
         ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, timeout=_EXPORT_S)
         if done.returncode:
@@ -259,8 +279,7 @@ def run(options: argparse.Namespace, stack: ExitStack) -> int:
     make_clips(work, tuple(CAMERAS[name] for name in dict.fromkeys(piece.camera for piece in todo)), _CLIP_S)
     bench = GpuVideoBench(options, work, card)
     stack.callback(bench.close)
-    facts = _conditions(options)
-    is_measured = [_measure(bench, piece, facts | _clip_facts(work, piece)) for piece in todo]
+    is_measured = [_measure(bench, piece, _conditions(options, piece) | _clip_facts(work, piece)) for piece in todo]
     return 0 if all(is_measured) else 1
 
 
@@ -288,13 +307,14 @@ def _clip_facts(work: Path, piece: BenchPiece) -> dict[str, str]:
     return {"clip": f"{facts['frames']} frames, {facts['bits_per_s'] / 1e6:.1f} Mbit/s, no B-frames"}
 
 
-def _conditions(options: argparse.Namespace) -> dict[str, str]:
+def _conditions(options: argparse.Namespace, piece: BenchPiece) -> dict[str, str]:
     facts = conditions() | {"slo_p99_ms": f"{options.bound_ms:g}"}
     reading = read_cards()
     driver = f"driver {reading.driver}" if reading.cards else "no GPU"
     facts["gpu versions"] = ", ".join([driver, *filter(None, map(_version, _VERSIONS_OF))])
-    model = f"{options.instances} instances, batching {_BATCHING}, at most {_MAX_BATCH}"
-    facts["model"] = f"{options.model}{f' ({model})' if options.model == MODEL else ''}"
+    model = options.model or LOADS[piece.part if piece.part in LOADS else "streams"].model
+    how = f" ({options.instances} instances, batching {_BATCHING}, at most {_EXPORTS[model][-1]})"
+    facts["model"] = f"{model}{how if model in _EXPORTS else ''}"
     decoding = f"{options.cameras_per_process} cameras a decode process, MPS {options.mps}"
     facts["programs"] = (
         f"{options.programs}, {decoding if options.is_gpu else 'a decode process a camera, the CPU alone'}, "

@@ -38,8 +38,8 @@ CAMERAS = {
     one.name: one
     for one in (
         Camera("h264-720p", "720p30 H.264", "libx264", 1280, 720, 3_000_000, 315, "streams_720p30_h264"),
-        Camera("h264-1080p", "1080p30 H.264", "libx264", 1920, 1080, 6_000_000, 140, "streams_1080p30_h264"),
-        Camera("hevc-1080p", "1080p30 HEVC", "libx265", 1920, 1080, 4_000_000, 240, "streams_1080p30_hevc"),
+        Camera("h264-1080p", "1080p30 H.264", "libx264", 1920, 1080, 6_000_000, 170, "streams_1080p30_h264"),
+        Camera("hevc-1080p", "1080p30 HEVC", "libx265", 1920, 1080, 4_000_000, 265, "streams_1080p30_hevc"),
     )
 }
 _OPTIONS = {

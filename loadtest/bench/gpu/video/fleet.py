@@ -103,13 +103,14 @@ class FleetSetup:
     decoder: str
     programs: int
     cameras_per_process: int = 24
+    interval: int = 0  # frames between two inferred ones
 
     def settings(self, ids: Sequence[str]) -> dict[str, Any]:
         """A program's settings file. Each camera plays the clip again and again, at its own speed."""
         camera = {"uri": str(self.clip), "loop": True, "realtime": True, "decoder": self.decoder}
         return {
             "source": [camera | {"camera_id": source_id} for source_id in ids],
-            "primary-gie": {"model": self.model},
+            "primary-gie": {"model": self.model, "interval": self.interval},
             "tracker": {"type": "bytetrack"},
             "gpu": {"cameras-per-process": self.cameras_per_process, "pin-processes": True},
             "streammux": {"batched-push-timeout": PUSH_TIMEOUT_US},

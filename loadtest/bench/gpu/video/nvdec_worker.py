@@ -4,7 +4,8 @@
 
 Says `ready` once each decoder has given 30 frames, takes a line of two moments of the monotonic clock, and answers with
 what was decoded between them. The packets lie in memory as Annex B; nothing is copied, prepared or shown: the decoder's
-own rate. Context and streams are as in the product: one stream a decoder, and who waits for the card sleeps.
+own rate. Context and streams are as in the product: one stream a thread, and who waits for the card sleeps. Decoders
+are not shared.
 """
 
 import json
@@ -12,51 +13,49 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import av
-import numpy as np
 
-from penstock_video.gpu.device import Device
+from penstock_video.decode.nvcodec import NvdecOpener
+from penstock_video.gpu.device import CudaStream, Device
 
 _FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 _LOOK_S, _WARM_S, _WARM_FRAMES = 0.001, 1.0, 30
 
 
-def packets_of(clip: Path) -> tuple[str, list[Any]]:
-    """(codec, the packets as arrays of bytes, Annex B)."""
+def packets_of(clip: Path) -> tuple[str, list[bytes]]:
+    """(codec, the packets in Annex B)."""
     with av.open(str(clip)) as container:
         stream = container.streams.video[0]
         codec = stream.codec_context.name
         annex_b = av.BitStreamFilterContext(_FILTERS[codec], stream)
         found = []
         for packet in container.demux(stream):
-            found += [np.frombuffer(bytes(one), np.uint8).copy() for one in annex_b.filter(packet) if one.size]
+            found += [bytes(one) for one in annex_b.filter(packet) if one.size]
     return codec, found
 
 
 class DecoderLane:
     """A thread's decoder and what came of it so far."""
 
-    def __init__(self, nvc: Any, codec: str, packets: list[Any], stream: int = 0) -> None:
-        self._nvc, self._packets = nvc, packets
-        kind = nvc.cudaVideoCodec.HEVC if codec == "hevc" else nvc.cudaVideoCodec.H264
-        self._decoder = nvc.CreateDecoder(
-            gpuid=0, codec=kind, cudacontext=0, cudastream=stream, usedevicememory=True,
-            latency=nvc.DisplayDecodeLatencyType.LOW,
-        )  # fmt: skip
+    def __init__(self, device: Device, opener: NvdecOpener, clip: Path, stream: CudaStream) -> None:
+        codec, self._packets = packets_of(clip)
+        with av.open(str(clip)) as container:
+            context = container.streams.video[0].codec_context
+            size = context.width, context.height
+        self._device = device
+        self._decoder = opener(codec, stream.handle, size)
         self.frames = 0
         self.is_warm, self.is_over = threading.Event(), False
 
     def run(self) -> None:
         """Until it is over. A clip begins with a keyframe, so the next time round needs no new decoder."""
-        packet, number = self._nvc.PacketData(), 0
-        packet.decode_flag = self._nvc.VideoPacketFlag.ENDOFPICTURE
+        self._device.bind()
+        number = 0
         while not self.is_over:
-            for body in self._packets:
-                packet.bsl_data, packet.bsl, packet.pts = body.ctypes.data, body.size, number
+            for packet in self._packets:
+                self.frames += len(self._decoder.decode(packet, number))
                 number += 1
-                self.frames += len(self._decoder.Decode(packet))
                 if self.frames >= _WARM_FRAMES:
                     self.is_warm.set()
                 if self.is_over:
@@ -66,12 +65,10 @@ class DecoderLane:
 def main() -> None:
     """What the command line says."""
     clip, threads = Path(sys.argv[1]), int(sys.argv[2])
-    import PyNvVideoCodec as nvc
-
-    codec, packets = packets_of(clip)
     device = Device.open()
-    streams = [device.new_stream() for _ in range(threads)]
-    lanes = [DecoderLane(nvc, codec, packets, stream.handle) for stream in streams]
+    opener = NvdecOpener(device)
+    opener.is_alone = True
+    lanes = [DecoderLane(device, opener, clip, device.new_stream()) for _ in range(threads)]
     threads_of = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
     for thread in threads_of:
         thread.start()

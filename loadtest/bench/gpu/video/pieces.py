@@ -7,7 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PARTS = ("nvdec", "streams")
+GOOGLENET, YOLOX = "googlenet-torch-uint8-random", "yolox-s-top-torch-random"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLoad:
+    """What happens to the frames of streams. interval: frames between two inferred ones, which are tracked. in_time:
+    share of the answers that must come within the bound. cameras: of clips.CAMERAS; empty for all. goal: streams, 0 for
+    the camera's. measure: the targets' name of it, empty for the camera's."""
+
+    model: str
+    interval: int = 0
+    in_time: float = 0.99
+    cameras: tuple[str, ...] = ()
+    goal: int = 0
+    measure: str = ""
+
+
+_FULL_HD = ("h264-1080p",)
+LOADS = {
+    "streams": StreamLoad(GOOGLENET),
+    "detector": StreamLoad(YOLOX, 0, 0.95, _FULL_HD, 50, "streams_1080p30_detector"),
+    "tracked": StreamLoad(YOLOX, 2, 0.95, _FULL_HD, 100, "streams_1080p30_detector_tracked"),
+}
+PARTS = ("nvdec", *LOADS)
 Body = Mapping[str, Any]
 
 
@@ -30,8 +53,18 @@ def pieces_of(parts: Sequence[str], cameras: Sequence[str], rounds: Sequence[int
     found = []
     for number in rounds:
         drawn = random.Random(number).sample(list(cameras), len(cameras))
-        found += [BenchPiece(part, camera, number) for camera in drawn for part in PARTS if part in parts]
+        found += [
+            BenchPiece(part, camera, number)
+            for camera in drawn
+            for part in PARTS
+            if part in parts and _has(part, camera)
+        ]
     return found
+
+
+def _has(part: str, camera: str) -> bool:
+    cameras = LOADS[part].cameras if part in LOADS else ()
+    return not cameras or camera in cameras
 
 
 class Folder:
@@ -44,7 +77,7 @@ class Folder:
         """The pieces to measure. NVDEC alone is repeated if the streams compared with it are still to be measured."""
         pieces = list(pieces)
         missing = {one for one in pieces if not self.has(one)}
-        of_streams = {(one.camera, one.number) for one in missing if one.part == "streams"}
+        of_streams = {(one.camera, one.number) for one in missing if one.part in LOADS}
         return [
             one for one in pieces if one in missing or (one.part == "nvdec" and (one.camera, one.number) in of_streams)
         ]

@@ -25,12 +25,15 @@ WINDOWS = 2  # of a number before it counts as missed: one moment of the machine
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """bound_ms: of the p99. settle_s: before a window. start_s: until all streams must have answers."""
+    """bound_ms: of in_time's share of the answers. settle_s: before a window. start_s: until all streams must have
+    answers. fps: answers of a stream that are due."""
 
     seconds: float
     bound_ms: float
     settle_s: float
     start_s: float
+    in_time: float = IN_TIME
+    fps: float = FPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Window:
         return self.latency.within(bound_ms / 1000) / self.latency.count if self.latency.count else 0.0
 
 
-def complaint(window: Window, bound_ms: float) -> str:
+def complaint(window: Window, bound_ms: float, in_time: float = IN_TIME) -> str:
     """Why the streams were not sustained; empty if they were."""
     if not window.answered:
         return "there is no stream"
@@ -75,8 +78,8 @@ def complaint(window: Window, bound_ms: float) -> str:
     behind = sum(frames < least for frames in window.answered)
     if window.dropped_share > MOST_DROPPED:
         return f"{window.dropped_share:.2%} of the frames dropped"
-    if window.in_time(bound_ms) < IN_TIME:
-        return f"p99 {window.latency.percentile_ms(0.99):.0f} ms"
+    if window.in_time(bound_ms) < in_time:
+        return f"p{in_time * 100:.0f} {window.latency.percentile_ms(in_time):.0f} ms"
     if sum(window.answered) < window.due - off:
         return f"{window.played:.2%} of the frames answered"
     if sum(window.answered) > window.due + off:
@@ -96,7 +99,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
     answered = page.by_source("inferred_total")
     window = Window(
         seconds=seconds,
-        fps=FPS,
+        fps=pacing.fps,
         answered=tuple(int(answered.get(one, 0)) for one in ids),
         dropped={why: int(n) for why, n in page.by_word("dropped_total").items() if n},
         latency=latency_of(page),
@@ -105,7 +108,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
     rate, cores = sum(window.answered) / seconds, cores_by_kind(used, spent)
     return {
         "streams": len(ids),
-        "complaint": complaint(window, pacing.bound_ms),
+        "complaint": complaint(window, pacing.bound_ms, pacing.in_time),
         "seconds": seconds,
         "rate": rate,
         "played": window.played,
@@ -113,6 +116,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         "dropped_share": window.dropped_share,
         "dropped": dict(window.dropped),
         "p50_ms": window.latency.percentile_ms(0.5),
+        "p95_ms": window.latency.percentile_ms(0.95),
         "p99_ms": window.latency.percentile_ms(0.99),
         "in_time": window.in_time(pacing.bound_ms),
         "frames_a_batch": page.total("batch_frames_sum") / max(batches, 1),
