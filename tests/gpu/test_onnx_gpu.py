@@ -3,10 +3,12 @@
 Needs onnxruntime-gpu (make gpu). Models of ../shared/models; a test whose model is absent skips.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+import tritonclient.grpc as grpc_client
 
 from penstock.engines.ort_serving.answers import difference
 from penstock.engines.ort_serving.config import Signature, complete
 from penstock.engines.ort_serving.opening import Opened, Placement, open_model
+from penstock.engines.ort_serving.placement import EngineFacts, read_facts
 from penstock.engines.ort_serving.session import OrtModel
+from penstock.engines.triton.runtime import TritonUnavailable, find_triton
 from tests.engines import onnx_models
+from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
 from tests.test_architecture import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -167,6 +173,65 @@ def test_jpegs_reach_the_session_on_the_gpu(open_on: Open) -> None:
         f"{len(encoded)} JPEGs by nvJPEG and by the CPU: largest difference {gap:.2e} ({torch.__version__})\n"
     )
     assert gap <= 0.1
+
+
+TENSORS = """backend: "onnxruntime" max_batch_size: 8
+input [ { name: "images" data_type: TYPE_FP32 dims: [ 3, 416, 416 ] } ]
+output [ { name: "output" data_type: TYPE_FP32 dims: [ 3549, 85 ] } ]
+instance_group [ { kind: KIND_GPU count: 1 } ] dynamic_batching { }
+parameters { key: "precision" value { string_value: "fp16" } }
+parameters { key: "network-type" value { string_value: "0" } }
+"""
+PICTURES = (
+    TENSORS.replace("TYPE_FP32 dims: [ 3, 416, 416 ]", "TYPE_STRING dims: [ 1 ]")
+    + """parameters { key: "image-decoder" value { string_value: "engine" } }
+parameters { key: "infer-dims" value { string_value: "3;416;416" } }
+parameters { key: "model-color-format" value { string_value: "1" } }
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
+    """The real Triton of PENSTOCK_ENGINE_ENVIRONMENT, with one model by its tensors and by pictures."""
+    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT")
+    root: Path = tmp_path_factory.mktemp("triton")
+    try:
+        runtime = find_triton(environment=Path(environment) if environment else None)
+    except TritonUnavailable as error:
+        pytest.skip(str(error))
+    for name, text in (("tensors", TENSORS), ("pictures", PICTURES)):
+        folder = root / "models" / name / "1"
+        folder.mkdir(parents=True)
+        shutil.copyfile(MODELS / f"{YOLOX}.onnx", folder / "model.onnx")
+        (folder.parent / "config.pbtxt").write_text(text)
+    with running_triton(runtime.prepare(root), root / "models", root, ready_timeout_s=120) as running:
+        yield running
+
+
+def test_triton_serves_the_model_on_the_gpu(triton: RunningTriton, open_on: Open) -> None:
+    """The backend's log line has device, precision and graphs; requests of several sizes get the CPU's outputs."""
+    facts = [read_facts(line) for line in triton.log().splitlines() if "onnxruntime backend ready" in line]
+    on_gpu = EngineFacts("cuda", 0, "fp16", (1, 2, 4, 8))
+    assert facts == [on_gpu, on_gpu], triton.log()[-3000:]
+    on_cpu = open_on(MODELS / f"{YOLOX}.onnx", "CPU", max_batch_size=8)
+    with grpc_client.InferenceServerClient(triton.grpc_address) as client:
+        for count in (1, 3, 8):
+            x = pictures(count, 416, seed=count)
+            tensor = grpc_client.InferInput("images", list(x.shape), "FP32")
+            tensor.set_data_from_numpy(x)
+            found = {"output": client.infer("tensors", [tensor], client_timeout=60).as_numpy("output")}
+            assert difference(outputs_of(on_cpu, {"images": x}), found)[0] <= LIMITS["fp16"]
+        encoded = np.array(
+            [[photo.read_bytes()] for photo in sorted((MODELS.parent / "media").glob("*.jpg"))[:3]], object
+        )
+        tensor = grpc_client.InferInput("images", list(encoded.shape), "BYTES")
+        tensor.set_data_from_numpy(encoded)
+        assert client.infer("pictures", [tensor], client_timeout=60).as_numpy("output").shape == (
+            len(encoded),
+            3549,
+            85,
+        )
 
 
 LOSE_CONTEXT = """
