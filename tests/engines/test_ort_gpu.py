@@ -1,5 +1,6 @@
 """ONNX models on a GPU: buffers, graphs, precision and fallbacks, on a fake GPU in host memory."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,12 +299,15 @@ def test_lost_context_is_an_error_of_its_own(bench: Bench) -> None:
         y_of(opened, rows(1))
 
 
-def test_close_frees_the_gpus_memory(bench: Bench) -> None:
-    """An unloaded model leaves the GPU as it was."""
+@pytest.mark.parametrize("how", ["close", "garbage"])
+def test_model_that_is_unloaded_or_dropped_frees_the_gpus_memory(bench: Bench, how: str) -> None:
+    """An unloaded model leaves the GPU as it was, and so does one that is dropped because another part failed."""
     opened = bench.open(onnx_models.plus(1))
-    model = OrtModel(opened.session, opened.signature, opened.config)
-    before = bench.cuda.free_bytes()
-    model.close()
-    opened.session._thread._thread.shutdown(wait=True)
+    thread, before = opened.session._thread._thread, bench.cuda.free_bytes()
+    if how == "close":
+        OrtModel(opened.session, opened.signature, opened.config).close()
+    del opened
+    gc.collect()
+    thread.shutdown(wait=True)
     assert bench.cuda.is_closed
     assert bench.cuda.free_bytes() > before

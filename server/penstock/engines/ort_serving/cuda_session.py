@@ -3,6 +3,7 @@
 ONNX Runtime captures a graph for a thread and a `gpu_graph_id`, so all calls of a session are made in one thread.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -247,13 +248,34 @@ class DeviceThread:
         self._thread.shutdown(wait=waits)
 
 
+class _DeviceState:
+    """What a CudaSession owns on the GPU. Use it in the session's thread."""
+
+    def __init__(self, runner: CudaRunner, cuda: Cuda) -> None:
+        self._runner: CudaRunner | None = runner
+        self.cuda = cuda
+
+    def run(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> list[Any]:
+        if self._runner is None:
+            raise OrtRequestError("the model is unloaded", is_client_error=False)
+        return self._runner.run(names, feed, options)
+
+    def free(self) -> None:
+        self._runner = None  # the session goes first: its graphs use the stream and the buffers
+        self.cuda.close()
+
+
 class CudaSession:
-    """A session on a GPU with ort.InferenceSession's `run`, for any thread. Runs are one after the other."""
+    """A session on a GPU with ort.InferenceSession's `run`, for any thread. Runs are one after the other.
+
+    Its memory is freed by `close`, or when it is garbage-collected.
+    """
 
     def __init__(self, runner: CudaRunner, cuda: Cuda, thread: DeviceThread) -> None:
-        self._runner: CudaRunner | None = runner
-        self._cuda = cuda
+        self._state = _DeviceState(runner, cuda)
         self._thread = thread
+        self._free = weakref.finalize(self, thread.close, self._state.free)
+        self._free.atexit = False  # the process's end frees everything
 
     def get_providers(self) -> list[str]:
         return ["CUDAExecutionProvider", *CPU_ONLY]
@@ -261,25 +283,16 @@ class CudaSession:
     def run(self, names: Sequence[str], feed: Mapping[str, Any], options: Any = None) -> list[Any]:
         """See CudaRunner.run. Raises OrtDeviceLost, and OrtRequestError instead of CudaError."""
         try:
-            return self._thread.call(lambda: self._run(names, feed, options))
+            return self._thread.call(lambda: self._state.run(names, feed, options))
         except CLIENT_ERRORS:
             raise
         except (CudaError, *ORT_ERRORS) as error:
-            if self._thread.call(self._cuda.is_lost):
+            if self._thread.call(self._state.cuda.is_lost):
                 raise OrtDeviceLost(ort_error_text(error)) from None
             if isinstance(error, CudaError):
                 raise OrtRequestError(str(error), is_client_error=False) from None
             raise
 
-    def _run(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> list[Any]:
-        if self._runner is None:
-            raise OrtRequestError("the model is unloaded", is_client_error=False)
-        return self._runner.run(names, feed, options)
-
     def close(self) -> None:
         """Frees the GPU's memory after the running calls. Returns at once."""
-        self._thread.close(self._free)
-
-    def _free(self) -> None:
-        self._runner = None  # the session goes first: its graphs use the stream and the buffers
-        self._cuda.close()
+        self._free()
