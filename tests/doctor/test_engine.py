@@ -46,6 +46,32 @@ def test_engine_onnxruntime_unusable_is_worse_beside_triton() -> None:
     assert (finding.status, "not installed" in finding.found) == (Severity.WARNING, True)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "lacks_cuda", "status", "found", "advice"),
+    [
+        ({"why_not_on_gpu": "onnxruntime-gpu is not installed here"}, True, Severity.WARNING,
+         "ONNX models run on the CPU: onnxruntime-gpu is not installed here", "make gpu"),
+        ({"why_not_on_gpu": "a library of CUDA 13 or of cuDNN 9 is missing"}, False, Severity.WARNING,
+         "ONNX models run on the CPU: a library of CUDA 13", "make gpu"),
+        ({}, True, Severity.WARNING, "Triton's environment has no onnxruntime-gpu", "penstock setup triton --gpu"),
+        ({}, False, Severity.OK, "ONNX models run on the GPU", ""),
+    ],
+    ids=["no-package", "no-cudnn", "not-in-triton", "ready"],
+)  # fmt: skip
+def test_engine_onnx_on_a_gpu_says_what_is_missing(
+    runtime: dict[str, str], *, lacks_cuda: bool, status: Severity, found: str, advice: str
+) -> None:
+    """With a driver, the finding states whether ONNX models use the GPU, and what to do if they do not."""
+    facts = replace(TRITON, onnxruntime=replace(ORT, has_driver=True, **runtime), triton_lacks_cuda=lacks_cuda)
+    finding = pick(engine.engine_findings(facts), "engine.onnx-gpu")
+    assert (finding.status, found in finding.found, advice in finding.advice) == (status, True, True)
+
+
+def test_engine_onnx_on_a_gpu_is_no_subject_without_a_driver() -> None:
+    """Without NVIDIA's driver nothing is said of ONNX models on a GPU."""
+    assert "engine.onnx-gpu" not in {one.id for one in engine.engine_findings(TRITON)}
+
+
 def test_engine_probe_real_triton_is_found(triton_environment: Path, tmp_path: Path) -> None:
     """The bundled Triton and the real ONNX Runtime are described with their versions."""
     facts = engine.probe_engine(plan(tmp_path, engine="auto", engine_environment=triton_environment))

@@ -28,7 +28,6 @@ from loadtest.bench.gpu.figures import PointLedger
 from loadtest.bench.gpu.scenes import Scenes, read_scenes
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
-from penstock.engines.ort_serving.placement import Precision
 from penstock.gpu.nvml import read_cards
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.add import AddOptions, add_model, name_from
@@ -36,7 +35,7 @@ from penstock.models.added_folder import CannotAdd
 from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_answers
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.choice import ON_CPU, Device, Placement
+from penstock.models.placement.choice import ON_CPU, PRECISIONS, Device, Placement
 from penstock.models.placement.placed_model import PlacedModel, PreparedPicture
 from penstock.protocol.vision_results import VisionResult
 
@@ -165,7 +164,7 @@ def variants_of(folder: Path, work: Path, *, is_gpu: bool) -> list[Variant]:
     if not is_gpu:
         copy = rounded_copy(folder, work / "rounded" / folder.name)
         return [Variant("CPU, weights rounded to FP16", copy, ON_CPU)]
-    placements = [Placement(Device.GPU, precision) for precision in Precision]
+    placements = [Placement(Device.GPU, precision) for precision in PRECISIONS]
     return [Variant(f"CUDA {one.precision.name}", folder, one) for one in placements]
 
 
@@ -178,7 +177,7 @@ def measure_model(
         reference = PlacedModel(folder, ON_CPU, threads=1)
         expected = answers_of(reference, scenes, pool, rows=1)
     except TrialFailed as error:
-        ledger.failures.append(f"agreement: {folder.name} on the CPU: {error}")
+        note_failure(ledger, f"{folder.name} on the CPU: {error}")
         return
     threshold = reference.card.layout_options.lowest_threshold()
     for variant in variants:
@@ -186,13 +185,19 @@ def measure_model(
             model = PlacedModel(variant.folder, variant.placement, threads=1)
             found = answers_of(model, scenes, pool, rows=rows)
         except TrialFailed as error:
-            ledger.failures.append(f"agreement: {folder.name}, {variant.name}: {error}")
+            note_failure(ledger, f"{folder.name}, {variant.name}: {error}")
             continue
         agreement = compare_answers(expected.results, found.results, threshold=threshold)
         figures = figures_of(agreement) | {"cpu_s": expected.run_s, "variant_s": found.run_s}
         ledger.add("agreement", 1, {"network": folder.name, "by": variant.name}, figures, folder.name)
         ledger.save()
         print(f"agreement: {folder.name}, {variant.name}: {agreement}; {agreement.disagreement or 'good'}", flush=True)
+
+
+def note_failure(ledger: PointLedger, why: str) -> None:
+    """In the file and on the screen at once: the card is lent for minutes."""
+    ledger.failures.append(f"agreement: {why}")
+    print(f"agreement: {why}", file=sys.stderr, flush=True)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -231,13 +236,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.has_classifier:
             folders.append(random_classifier(home, scenes, pool))
         ledger = PointLedger(options.json, conditions() | card_facts(is_gpu=options.is_gpu), "")
+        print(f"agreement: {len(scenes)} pictures, {len(folders)} models", flush=True)
         ledger.facts |= {"agreement pictures": len(scenes), "agreement tie": TIE, "agreement border": BORDER}
         for model_folder in folders:
             variants = variants_of(model_folder, work, is_gpu=options.is_gpu)
             measure_model(model_folder, scenes, ledger, pool, variants=variants, rows=options.rows)
         ledger.save()
-    for why in ledger.failures:
-        print(why, file=sys.stderr)
     return 1 if ledger.failures else 0
 
 

@@ -85,7 +85,8 @@ def add(
         Device | None, typer.Option("--on", help="run it there [the GPU if it is faster and gives the same answers]")
     ] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="on the GPU [fp16 if it is faster and gives the same answers]")
+        Precision | None,
+        typer.Option(metavar="fp32|tf32|fp16", help="on the GPU [fp16 if it is faster and gives the same answers]"),
     ] = None,
     origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
     accelerator: Annotated[

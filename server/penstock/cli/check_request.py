@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from threading import Thread
 from typing import TypeVar
 
 import numpy as np
+import onnxruntime as ort
 
 from penstock.cli.gateway_client import GatewayClient
 from penstock.engines.embedded.engine import EmbeddedEngine
@@ -92,7 +92,7 @@ class EmbeddedCheckEngine:
 
     async def engine_name(self) -> str:
         """Its name and version."""
-        return f"the embedded engine, ONNX Runtime {version('onnxruntime')}"
+        return f"the embedded engine, ONNX Runtime {ort.__version__}"
 
     async def model_metadata(self, model_name: str) -> ModelMetadata:
         return await self._engine.model_metadata(model_name)

@@ -1,35 +1,41 @@
 """The engine and the ports that `penstock up` would use."""
 
 import errno
-import json
 import os
 import re
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
 import psutil
 
 from penstock.doctor.finding import Finding, Severity, StackPlan
+from penstock.engines.ort_probe import installed_packages
 from penstock.engines.triton.runtime import TritonRuntime, TritonUnavailable, find_triton
 from penstock.network import family_of, listen_hosts
 from penstock.protocol.extensions import is_extension_name
 
 _CHILD_TIMEOUT_S = 8.0
 _REINSTALL = "pip install --force-reinstall onnxruntime (in a checkout: remove .venv and `make up`)"
-# In a subprocess: a native library built for another CPU kills the process that imports it.
-_ONNXRUNTIME_SCRIPT = "import json, onnxruntime as o; print(json.dumps([o.__version__, o.get_available_providers()]))"
+_ONNXRUNTIME_PROBE = (sys.executable, "-P", "-m", "penstock.engines.ort_probe")
+_MAKE_GPU = "run make gpu in a checkout, else pip install 'penstock[gpu]' (CUDA 13: driver 580, Turing or newer)"
+_SETUP_GPU = "run penstock setup triton --gpu; models with kind KIND_GPU run on the CPU until then"
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxRuntimeFacts:
-    """version: None if the import fails; the reason is in `failure`."""
+    """version: None if the import fails; the reason is in `failure`.
+
+    has_driver: NVIDIA's driver is loaded. why_not_on_gpu: why ONNX models run on the CPU although it is; else empty.
+    """
 
     version: str | None
     providers: tuple[str, ...] = ()
     failure: str = ""
+    has_driver: bool = False
+    why_not_on_gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class EngineFacts:
     triton: str  # Triton's version and location; empty if none can run
     no_triton: str  # why none can run
     onnxruntime: OnnxRuntimeFacts
+    triton_lacks_cuda: bool = False  # the environment of our onnxruntime backend has no onnxruntime-gpu
 
     @property
     def is_remote(self) -> bool:
@@ -59,7 +66,7 @@ def probe_engine(plan: StackPlan) -> EngineFacts:
     found = _find(plan)
     runtime = probe_onnxruntime()
     if isinstance(found, TritonRuntime):
-        return EngineFacts(plan.engine, _described(found), "", runtime)
+        return EngineFacts(plan.engine, _described(found), "", runtime, _lacks_cuda(found))
     return EngineFacts(plan.engine, "", found, runtime)
 
 
@@ -73,6 +80,10 @@ def _find(plan: StackPlan) -> TritonRuntime | str:
         return f"{error.filename} cannot be read ({error.strerror}); let this user read it"
 
 
+def _lacks_cuda(runtime: TritonRuntime) -> bool:
+    return runtime.wheel is not None and not any(runtime.wheel.site_packages.glob("onnxruntime_gpu-*.dist-info"))
+
+
 def _described(runtime: TritonRuntime) -> str:
     if runtime.wheel is None:
         release = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")  # set in NVIDIA's image
@@ -84,25 +95,48 @@ def _described(runtime: TritonRuntime) -> str:
 
 def probe_onnxruntime() -> OnnxRuntimeFacts:
     """ONNX Runtime's version and execution providers. Blocks for _CHILD_TIMEOUT_S at most."""
-    try:
-        installed = version("onnxruntime")
-    except PackageNotFoundError:
+    packages = installed_packages()
+    if not packages:
         return OnnxRuntimeFacts(None, failure="it is not installed")
-    program = (sys.executable, "-P", "-c", _ONNXRUNTIME_SCRIPT)
+    installed = " and ".join(f"{name} {release}" for name, release in sorted(packages.items()))
     try:
-        completed = subprocess.run(program, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True)
-        release, providers = json.loads(completed.stdout)
+        completed = subprocess.run(
+            _ONNXRUNTIME_PROBE, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True
+        )
+        found = msgspec.json.decode(completed.stdout, type=_Probed)
     except subprocess.CalledProcessError as error:
         last = str(error.stderr).strip().splitlines()[-1:]
         return OnnxRuntimeFacts(None, failure=f"{installed}: {last[0] if last else f'ended with {error.returncode}'}")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return OnnxRuntimeFacts(None, failure=f"{installed}: {error}")
-    return OnnxRuntimeFacts(str(release), tuple(map(str, providers)))
+    return OnnxRuntimeFacts(
+        found.version, found.providers, has_driver=found.has_driver, why_not_on_gpu=found.why_not_on_gpu
+    )
+
+
+class _Probed(msgspec.Struct):
+    """What the probe's process prints."""
+
+    version: str
+    providers: tuple[str, ...]
+    has_driver: bool
+    why_not_on_gpu: str
 
 
 def engine_findings(facts: EngineFacts) -> list[Finding]:
-    """The chosen engine, then ONNX Runtime."""
-    return [_engine(facts), _onnxruntime(facts)]
+    """The chosen engine, ONNX Runtime, and whether ONNX models can use a GPU that is here."""
+    on_gpu = [_onnx_on_gpu(facts)] if facts.onnxruntime.has_driver and not facts.is_remote else []
+    return [_engine(facts), _onnxruntime(facts), *on_gpu]
+
+
+def _onnx_on_gpu(facts: EngineFacts) -> Finding:
+    name, why = "engine.onnx-gpu", facts.onnxruntime.why_not_on_gpu
+    if why:
+        return Finding(name, Severity.WARNING, f"ONNX models run on the CPU: {why}", _MAKE_GPU)
+    if facts.triton_lacks_cuda and facts.requested != "embedded":
+        found = "the embedded engine runs ONNX models on the GPU; Triton's environment has no onnxruntime-gpu"
+        return Finding(name, Severity.WARNING, found, _SETUP_GPU)
+    return Finding(name, Severity.OK, "ONNX models run on the GPU: CUDA and cuDNN are found")
 
 
 def _engine(facts: EngineFacts) -> Finding:

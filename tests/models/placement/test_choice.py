@@ -96,3 +96,4 @@ def test_placements_to_try_follow_the_wish() -> None:
     assert placements_to_try(PlacementWish(Device.CPU)) == ()
     assert unfulfillable(PlacementWish(Device.CPU, FP16)) == "the CPU computes in fp32: --precision fp16 needs --on gpu"
     assert not unfulfillable(PlacementWish(Device.CPU, FP32))
+    assert "penstock models optimize makes INT8 ones" in unfulfillable(PlacementWish(precision=Precision.INT8))

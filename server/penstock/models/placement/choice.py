@@ -31,6 +31,7 @@ class Placement:
 
 
 ON_CPU = Placement(Device.CPU)
+PRECISIONS = (Precision.FP32, Precision.TF32, Precision.FP16)  # that a float model can run in on a GPU
 
 
 class CannotPlace(Exception):
@@ -144,6 +145,8 @@ def placements_to_try(wish: PlacementWish) -> tuple[Placement, ...]:
 
 def unfulfillable(wish: PlacementWish) -> str:
     """Why no machine can do what is demanded; empty if one can."""
+    if wish.precision not in (None, *PRECISIONS):
+        return f"--precision {wish.precision.value} is not for float models: penstock models optimize makes INT8 ones"
     if wish.device is Device.CPU and wish.precision not in (None, Precision.FP32):
         return f"the CPU computes in fp32: --precision {wish.precision.value} needs --on gpu"
     return ""

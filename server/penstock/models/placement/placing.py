@@ -1,14 +1,13 @@
 """Places a model that is being added: tries it where a GPU is, and writes the choice into its folder."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import distributions
 from pathlib import Path
 
 import onnxruntime as ort
 
 from penstock.engines.config_pbtxt import read_proto
-from penstock.engines.ort_serving.placement import Precision, why_no_cuda
-from penstock.gpu.telemetry.reader import has_driver
+from penstock.engines.ort_probe import installed_packages
+from penstock.engines.ort_serving.placement import Precision, has_nvidia_driver, why_no_cuda
 from penstock.models.added_folder import proto_text
 from penstock.models.placement.choice import (
     CannotPlace,
@@ -27,16 +26,14 @@ from penstock.models.placement.trial import try_placements
 
 BATCH_OWNER, BATCH_ROWS = "batch_owner", "max_batch_size"  # parameters of config.pbtxt
 NO_CARD = "there is no NVIDIA GPU here"
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu")
 Try = Callable[[Path, Sequence[Placement], Sequence[Path], int], list[PlacementTrial]]
 
 
 def why_no_gpu() -> str:
     """Why no model of ONNX Runtime runs on a GPU here; empty if one can."""
-    if not has_driver():
+    if not has_nvidia_driver():
         return NO_CARD
-    installed = {one.metadata["Name"]: one.version for one in distributions() if one.metadata["Name"] in _PACKAGES}
-    return why_no_cuda(ort.get_available_providers(), installed)
+    return why_no_cuda(ort.get_available_providers(), installed_packages())
 
 
 def place(
