@@ -31,7 +31,7 @@ from ort_serving.config import (
 from ort_serving.cudart import exit_after
 from ort_serving.memory import MemoryLimit, prefer_for_oom_kill
 from ort_serving.opening import Placement, open_model
-from ort_serving.placement import CUDA
+from ort_serving.placement import CPU, CUDA
 from ort_serving.session import OrtModel, describe, model_path, open_for_reading, parameter, session_options
 from ort_serving.threads import thread_budget
 from torch_serving.config import PictureSpec, TorchLoadError, TorchRequestError, picture_spec
@@ -93,8 +93,10 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {opened.facts.log_fields()} {options}")
         run: Run = OrtModel(opened.session, opened.signature, config, memory).run
         if pictures is not None:
-            run = _run_of_pictures(pictures, config, opened.facts.device, run)
-        return BatchRunner(run, is_batching=self._may_merge(run, path, given, is_on_gpu=opened.facts.provider == CUDA))
+            device = opened.facts.device if opened.facts.provider == CUDA else CPU  # others take arrays of the CPU
+            run = _run_of_pictures(pictures, config, device, run)
+        is_on_gpu = opened.facts.device_id is not None
+        return BatchRunner(run, is_batching=self._may_merge(run, path, given, is_on_gpu=is_on_gpu))
 
     def _may_merge(self, run: Run, path: Path, config: Config, *, is_on_gpu: bool) -> bool:
         """Whether requests of one execute() may share a run. Logs why not."""
