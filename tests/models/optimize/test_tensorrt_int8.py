@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+import pytest
 from google.protobuf import text_format
+from onnx import TensorProto, helper
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 from tritonclient.grpc import model_config_pb2
 
 from penstock.models.optimize.source import Progress, SourceModel, read_samples
-from penstock.models.optimize.tensorrt_int8 import TABLE, calibrate
+from penstock.models.optimize.tensorrt_int8 import TABLE, calibrate, measure_magnitudes
 
 
 def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
@@ -28,6 +31,7 @@ def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
     logits = ort.InferenceSession(str(source.path)).run(["logits"], {"image": images})[0]
     assert 0.2 * np.abs(images).max() < ranges["image"] <= 1.01 * np.abs(images).max()
     assert 0 < ranges["logits"] <= 1.01 * np.abs(logits).max()
+    assert min(ranges.values()) > 0
     config = text_format.Parse((staged / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
     assert (config.name, accelerator.name) == ("small-trt", "tensorrt")
@@ -45,3 +49,18 @@ def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
         "trt_profile_max_shapes": "image:16x3x32x32",
     }
     assert "TensorRT never ran it" in (staged / "MODEL.md").read_text()
+
+
+def test_range_of_a_tensor_that_is_never_positive_is_its_magnitude(tmp_path: Path) -> None:
+    """The entropy's upper end is negative there; tensors of nothing but zeros have no range."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y", "z")]
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["y"]),
+        helper.make_node("Sub", ["x", "x"], ["z"]),
+    ]
+    graph = helper.make_graph(nodes, "negative", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    feeds = [{"x": np.linspace(1, 3, 4, dtype=np.float32)[None]}, {"x": np.full((1, 4), 2, np.float32)}]
+    found = measure_magnitudes(tmp_path / "m.onnx", feeds, lambda: None)
+    assert {name: float(one.highest) for name, one in found.items()} == pytest.approx({"x": 3, "a": 3, "y": 3}, rel=0.1)

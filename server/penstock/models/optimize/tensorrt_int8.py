@@ -2,17 +2,18 @@
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxruntime.quantization.calibrate import TensorsData
+import numpy as np
+from onnxruntime.quantization.calibrate import TensorData
 from onnxruntime.quantization.quant_utils import write_calibration_table
 from tritonclient.grpc import model_config_pb2
 
 from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
 from penstock.models.added_folder import proto_text
-from penstock.models.optimize.quantize import Ranges, measure_ranges
+from penstock.models.optimize.quantize import Feed, Ranges, measure_ranges
 from penstock.models.optimize.report import OPTIMIZED_FROM, licence
 from penstock.models.optimize.source import OptimizeError, Progress, SourceModel, read_samples, split_pictures
 from penstock.models.tensorrt_accelerator import CACHE_FOLDER, add_accelerator
@@ -45,7 +46,7 @@ def calibrate(
     progress.step("measuring ranges", len(split.calibrating))
     feeds = (sample.feed for sample in read_samples(split.calibrating, source))
     try:
-        ranges = measure_ranges(source.path, feeds, Ranges.ENTROPY, progress.advance, is_symmetric=True)
+        ranges = measure_magnitudes(source.path, feeds, progress.advance)
     except ORT_ERRORS as error:
         raise OptimizeError(f"model {source.name!r} cannot be calibrated: {ort_error_text(error)}") from error
     (staged / "1").mkdir()
@@ -54,16 +55,31 @@ def calibrate(
     (staged / "config.pbtxt").write_text(proto_text(_config(source, name, cache)), encoding="utf-8")
     for labels in source.folder.glob("labels*.txt"):
         shutil.copyfile(labels, staged / labels.name)
-    found = Calibration(name, source.name, len(split.calibrating), len(ranges.keys()), cache, split.unreadable)
+    found = Calibration(name, source.name, len(split.calibrating), len(ranges), cache, split.unreadable)
     (staged / "MODEL.md").write_text(_page(source, found), encoding="utf-8")
     return found
 
 
-def _write_table(ranges: TensorsData, folder: Path) -> None:
+def measure_magnitudes(file: Path, feeds: Iterable[Feed], on_picture: Callable[[], None]) -> dict[str, TensorData]:
+    """Ranges about zero by entropy, as TensorRT's own calibration chooses; none of a tensor of nothing but zeros.
+
+    ONNX Runtime gives a tensor that is never positive a negative upper end, which its table would take as the range.
+    """
+    ranges = measure_ranges(file, feeds, Ranges.ENTROPY, on_picture, is_symmetric=True)
+    found = {}
+    for name in ranges.keys():  # noqa: SIM118 - it is no mapping
+        ends = ranges[name].to_dict()
+        magnitude = np.maximum(np.abs(ends["lowest"]), np.abs(ends["highest"]))
+        if magnitude > 0:
+            found[name] = TensorData(lowest=np.asarray(-magnitude), highest=np.asarray(magnitude))
+    return found
+
+
+def _write_table(ranges: dict[str, TensorData], folder: Path) -> None:
     """Only the file that ONNX Runtime's TensorRT provider reads."""
     folder.mkdir()
     with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as written:
-        write_calibration_table({name: ranges[name] for name in ranges.keys()}, dir=written)  # noqa: SIM118
+        write_calibration_table(ranges, dir=written)
         shutil.copyfile(Path(written) / TABLE, folder / TABLE)
 
 
