@@ -276,7 +276,7 @@ async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("penstock.gpu.mps.supervisor.OWN_POLL_S", 0.05)
     runs = machine.program.rpartition("/bin/")[0]
     one = Stack()
-    crowd = ModelClients("crowd", 8, is_checked=True)
+    crowd = ModelClients("crowd", 9, is_checked=True)
     plan = replace(plan_mps(MUST, [], machine), models=plan_models([crowd], 1, limit=None))
     with claimed_options(tmp_path) as (run_dir, options):
         one.engine_id = run_dir.engine_id
@@ -302,7 +302,7 @@ async def test_models_find_their_limits_and_status_the_plan(stack: Stack) -> Non
     pids = processes_with_mark(f"{ENGINE_ID_VARIABLE}={stack.engine_id}")
     assert pids
     assert pids == processes_with_mark(f"{THREADS_VARIABLE}=crowd=12")
-    line = "crowd: 8 processes, 12 % of the threads each: 8 processes with single rows share the GPU\n"
+    line = "crowd: 9 processes, 12 % of the threads each: 9 processes with single rows share the GPU\n"
     assert (stack.pipes / PLAN_FILE).read_text() == line
     assert stack.sharing is not None
     await stack.sharing._daemon.stop()

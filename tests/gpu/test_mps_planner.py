@@ -15,7 +15,7 @@ def threads(plans: tuple[ModelPlan, ...]) -> set[float]:
     return {plan.threads for plan in plans}
 
 
-@pytest.mark.parametrize(("count", "percent"), [(1, 0.0), (3, 0.0), (4, 25.0), (7, 25.0), (8, 12.0), (47, 12.0)])
+@pytest.mark.parametrize(("count", "percent"), [(1, 0.0), (3, 0.0), (4, 25.0), (8, 25.0), (9, 12.0), (47, 12.0)])
 def test_many_processes_with_single_rows_are_limited_and_few_are_not(count: int, percent: float) -> None:
     """With one process a model, or all of them in one model."""
     assert threads(plan_models(clients(count), 1, limit=None)) == {percent}
@@ -25,14 +25,14 @@ def test_many_processes_with_single_rows_are_limited_and_few_are_not(count: int,
 def test_merged_batches_have_all_threads_beside_limited_clients() -> None:
     """A batch fills the GPU; of a model with four processes two are enough."""
     shared = ModelClients("shared", 4, max_rows=64, is_merged=True, is_checked=True)
-    *limited, plan = plan_models([*clients(8), shared], 1, limit=None)
+    *limited, plan = plan_models([*clients(9), shared], 1, limit=None)
     assert threads(tuple(limited)) == {12.0}
     assert plan.threads == 0.0
     assert plan.line == (
         "shared: 4 processes, all threads: batches of up to 64 fill the GPU; 2 are enough (count in instance_group)"
     )
     assert limited[0].line == (
-        "client-00: 1 process, 12 % of the threads each: 8 processes with single rows share the GPU"
+        "client-00: 1 process, 12 % of the threads each: 9 processes with single rows share the GPU"
     )
 
 
@@ -52,7 +52,7 @@ def test_requests_of_many_rows_and_unchecked_backends_have_all_threads(row: Mode
 def test_models_on_other_gpus_do_not_count() -> None:
     """A group that names its cards is on these; the fullest card of a model decides."""
     models = [
-        ModelClients("a", 8, (0,), is_checked=True),
+        ModelClients("a", 9, (0,), is_checked=True),
         ModelClients("b", 3, (1,), is_checked=True),
         ModelClients("c", 1, is_checked=True),
     ]

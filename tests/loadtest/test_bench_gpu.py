@@ -255,9 +255,11 @@ def test_copies_of_the_model_have_the_instances_and_batches_of_their_mode(tmp_pa
 def test_chart_asks_limited_and_unlimited_copies_and_one_batched_model() -> None:
     """Without MPS none is limited; the batched model is alike in both Tritons."""
     plan = ChartPlan("plain-chart", (1, 2), Variant("batched", 2, 64), 12, (("fuse", "0"),))
+    assert ChartPlan("chart", (8, 16), plan.batched).names("limited", 16)[0] == "limited-12-00"
+    assert ChartPlan("chart", (8, 16), plan.batched).names("limited", 8)[7] == "limited-25-07"
     without, under = plan.variants(has_mps=False), plan.variants(has_mps=True)
     assert [one.name for one in without] == ["batched", "unlimited-00", "unlimited-01"]
-    assert [one.name for one in under] == ["batched", "limited-00", "limited-01", "unlimited-00", "unlimited-01"]
+    assert [one.name for one in under] == ["batched", "limited-12-00", "limited-12-01", "unlimited-00", "unlimited-01"]
     assert without[0] == under[0] == Variant("batched", 2, 64, parameters=(("fuse", "0"),))
     assert under[1].parameters == (("fuse", "0"), ("active-thread-percentage", "12"))
     assert under[3] == without[1] == Variant("unlimited-00", in_flight=2, parameters=(("fuse", "0"),))

@@ -46,7 +46,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--settle", type=float, default=0.2, help="seconds before each run that are left out [0.2]")
     add("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
     add("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of the charts")
-    add("--threads", type=int, default=12, metavar="PERCENT", help="of the GPU's for a client of chart's MPS [12]")
+    add(
+        "--threads", type=int, default=0, metavar="PERCENT", help="of the GPU's for a limited client [0: the planner's]"
+    )
     add("--instances", type=int, default=MERGED_PROCESSES, metavar="N", help="of chart's batched model [%(default)s]")
     add("--batch-limit", type=int, default=64, metavar="N", help="rows of chart's batched model [64]")
     add("--delay-us", type=int, default=250, metavar="US", help="queue delay of chart's batched model [250]")
@@ -73,11 +75,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     counts = (chosen.instances, chosen.batch_limit, chosen.jpeg_instances, chosen.jpeg_callers, chosen.generators)
     if (
         min(*counts, *chosen.processes, *chosen.batch) < 1
-        or not 1 <= chosen.threads <= 100
+        or not 0 <= chosen.threads <= 100
         or min(chosen.settle, chosen.delay_us) < 0
     ):
         parser.error(
-            "--threads is from 1 to 100, --settle and --delay-us not below 0, every number of instances, … above 0"
+            "--threads is up to 100, --settle and --delay-us not below 0, every number of instances, … above 0"
         )
     return chosen
 

@@ -11,6 +11,7 @@ from loadtest.bench.gpu.callers import CallerLane
 from loadtest.bench.gpu.programs import MpsDaemon, RawWorkers
 from loadtest.bench.gpu.stretch import CudaRegions, GpuBench, SystemRegions, busy_cpu_s, callers_stretch, check_answers
 from loadtest.bench.gpu.tritons import BenchTriton, Face, Variant, face_of, read_config, tensor_request, write_variant
+from penstock.gpu.mps.planner import single_row_limit
 
 CALLERS = 2  # of each client
 IN_FLIGHT = 2  # images of a client
@@ -39,43 +40,56 @@ MODES = (
 class ChartPlan:
     """part: its name in the file. clients: how many, a point each. batched: the model that all share.
 
-    threads: percent of the GPU's that a limited one-image client under MPS may use. parameters: of every model.
+    threads: percent of the GPU's that a limited one-image client under MPS may use; 0: as the planner limits so many.
+    parameters: of every model.
     """
 
     part: str
     clients: Sequence[int]
     batched: Variant
-    threads: int
+    threads: int = 0
     parameters: tuple[tuple[str, str], ...] = ()
+
+    def limit(self, clients: int) -> int:
+        """Percent of the threads for each of so many limited clients."""
+        return self.threads or round(single_row_limit(clients)) or 100
 
     def variants(self, *, has_mps: bool) -> list[Variant]:
         """The models of one Triton, an instance a client."""
         kinds = {mode.models for mode in MODES if mode.has_mps == has_mps}
-        found = [replace(self.batched, parameters=self.parameters)] if BATCHED in kinds else []
-        limits = {UNLIMITED: (), LIMITED: (("active-thread-percentage", str(self.threads)),)}
-        for kind in sorted(kinds & limits.keys()):
-            parameters = (*self.parameters, *limits[kind])
-            found += [Variant(name, in_flight=IN_FLIGHT, parameters=parameters) for name in self.names(kind)]
-        return found
+        found = {BATCHED: replace(self.batched, parameters=self.parameters)} if BATCHED in kinds else {}
+        for kind in sorted(kinds - {BATCHED}):
+            for count in self.clients:
+                limit = (("active-thread-percentage", str(self.limit(count))),) if kind == LIMITED else ()
+                parameters = (*self.parameters, *limit)
+                found |= {
+                    name: Variant(name, 1, in_flight=IN_FLIGHT, parameters=parameters)
+                    for name in self.names(kind, count)
+                }
+        return list(found.values())
 
-    def names(self, kind: str) -> list[str]:
-        """The models of the kind, one for each client; of the batched one alone."""
-        return [BATCHED] if kind == BATCHED else [f"{kind}-{number:02d}" for number in range(max(self.clients))]
+    def names(self, kind: str, clients: int) -> list[str]:
+        """The models that so many clients ask, one for each client; the batched one alone."""
+        if kind == BATCHED:
+            return [BATCHED]
+        name = f"{kind}-{self.limit(clients)}" if kind == LIMITED else kind
+        return [f"{name}-{number:02d}" for number in range(clients)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A Triton of the chart and the lanes to its models, for the most clients."""
+    """A Triton of the chart, and the lanes to its models by the number of clients."""
 
     triton: BenchTriton
-    lanes: tuple[CallerLane, ...]
+    lanes: dict[int, tuple[CallerLane, ...]]
 
 
 def measure_chart(bench: GpuBench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
     facts, batched = bench.ledger.facts, chart.batched
-    facts[f"{chart.part}, percent of the GPU's threads for a limited client"] = chart.threads
+    limits = ", ".join(f"{chart.limit(count)} of {count}" for count in chart.clients)
+    facts[f"{chart.part}, percent of the GPU's threads for each limited client"] = limits
     facts[f"{chart.part}, callers of each client"] = CALLERS
     form = f"{batched.instances} instances, at most {batched.max_batch_size} rows, {batched.delay_us} µs queue delay"
     facts[f"{chart.part}, batched model"] = form
@@ -86,7 +100,7 @@ def measure_chart(bench: GpuBench, chart: ChartPlan, source: Path) -> None:
             random.Random(bench.plan.seed + number).shuffle(points)
             for mode, count in points:
                 place = places[mode.name]
-                figures, span = callers_stretch(bench, place.lanes[: CALLERS * count], place.triton.meter())
+                figures, span = callers_stretch(bench, place.lanes[count], place.triton.meter())
                 bench.add(chart.part, number, {"mode": mode.name, "clients": count}, figures, span)
             bench.save()
 
@@ -114,15 +128,19 @@ def _start(bench: GpuBench, chart: ChartPlan, source: Path, face: Face, stack: E
     places = {}
     for mode in MODES:
         triton = tritons[mode.has_mps][0]
-        names = chart.names(mode.models)
-        models = [name for name in names for _ in range(CALLERS * max(chart.clients) // len(names))]
-        lanes = tuple(
-            CallerLane(model, triton.port, tensor_request(model, face, region, 1))
-            for model, region in zip(models, regions.regions, strict=True)
-        )
+        lanes = {
+            count: _lanes(chart.names(mode.models, count), count, triton.port, face, regions) for count in chart.clients
+        }
         places[mode.name] = _Place(triton, lanes)
-        check_answers(lanes, regions)
+        for some in lanes.values():
+            check_answers(some, regions)
     return places
+
+
+def _lanes(names: Sequence[str], clients: int, port: int, face: Face, regions: SystemRegions) -> tuple[CallerLane, ...]:
+    models = [name for name in names for _ in range(CALLERS * clients // len(names))]
+    pairs = zip(models, regions.regions[: len(models)], strict=True)
+    return tuple(CallerLane(model, port, tensor_request(model, face, region, 1)) for model, region in pairs)
 
 
 RAW_START_S = 0.3

@@ -1,13 +1,21 @@
 """Plans the thread limits of the processes that share a GPU under MPS, and says how many processes a model needs.
 
-Measured with ResNet-50 FP16 (cuDNN's fused calls) on an H200 with 132 SMs, images/s, one image a request and one
-process a client, 8 / 16 / 47 clients: no MPS 2,005 / 2,003 / 1,998; MPS 5,038 / 4,822 / 4,694; MPS with 12 % of the
-threads each 6,869 / 10,267 / 10,576. One client alone: 1,615 without a limit, 1,231 with 12 %.
+Measured with ResNet-50 FP16 (cuDNN's fused calls) on an H200 with 132 SMs, images/s, one image a request, one process
+and two callers a client (medians; 2026-11-29, from 16 clients on 2026-11-23, another machine):
 
-Both follow from the kernels that cuDNN selects. For a process that sees all SMs it splits the work of one image over
-the whole GPU: the fastest way for one client, but with several clients these kernels wait for each other. For 16 SMs
-it selects kernels that need a sixth of the SM time for an image. So a limit helps if many processes run single rows,
-and takes threads from everybody else: a batch of 8 or more fills the GPU by itself.
+| clients | no MPS | MPS | 25 % of the threads each | 12 % |
+|---|---|---|---|---|
+| 1 | 1,615 | | | 1,231 |
+| 4 | 2,005 | 3,910 | 4,534 | 3,988 |
+| 8 | 1,998 | 5,070 | 7,058 | 6,500 |
+| 16 | 2,003 | 4,822 | | 10,267 |
+| 47 | 1,998 | 4,694 | | 10,576 |
+
+Both ends follow from the kernels that cuDNN selects. For a process that sees all SMs it splits the work of one image
+over the whole GPU: the fastest way for one client, but the kernels of several clients wait for each other. For fewer
+SMs it selects kernels that need less SM time for an image, so more clients are served at once. That is NVIDIA's rule,
+100 / (clients / 2) percent. It holds for single rows only: a large batch fills the GPU by itself, and a limit would
+take threads from it for nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +25,7 @@ from penstock.gpu.mps.limits import ModelClients
 
 # Processes with single rows on one card, and the percentage for each. With other numbers of an H200's SMs cuDNN
 # returned wrong results (torch_serving/trial.py).
-_LIMITS = ((8, 12.0), (4, 25.0))
+_LIMITS = ((9, 12.0), (4, 25.0))
 MERGED_PROCESSES = 2  # of a model with merged requests: one prepares a batch while the other's runs
 
 
@@ -68,6 +76,11 @@ def _planned(rows: Sequence[ModelClients], single: Sequence[int], limit: float |
     return ModelPlan(first.model, processes, threads, reason, enough)
 
 
+def single_row_limit(processes: int) -> float:
+    """Percentage of the threads for each of so many processes with single rows on a GPU; 0 for no limit."""
+    return next((percent for count, percent in _LIMITS if processes >= count), 0.0)
+
+
 def _choice(row: ModelClients, beside: int) -> tuple[float, str]:
     """The percentage and its reason. beside: processes with single rows on its fullest card, its own included."""
     if row.is_merged:
@@ -76,7 +89,7 @@ def _choice(row: ModelClients, beside: int) -> tuple[float, str]:
         return 0.0, f"a request may have {row.max_rows} rows"
     if not row.is_checked:
         return 0.0, "only backend torch checks its answers with a limit"
-    threads = next((percent for count, percent in _LIMITS if beside >= count), 0.0)
+    threads = single_row_limit(beside)
     if not threads:
         return 0.0, f"only {beside} process{'es' * (beside > 1)} with single rows share the GPU"
     return threads, f"{beside} processes with single rows share the GPU"
