@@ -221,6 +221,8 @@ def test_tolerance_widens_by_what_two_ways_differ_and_no_further() -> None:
     right = tensor_from_numpy("y", RIGHT)
     narrow = tolerance_for(right).absolute
     assert narrow == pytest.approx(0.002, rel=0.1)
+    reduced = tolerance_for(right, is_reduced=True)
+    assert (reduced.relative, reduced.absolute) == (0.02, pytest.approx(20 * narrow, rel=0.01))
     stepped = tolerance_for(right, tensor_from_numpy("y", RIGHT + np.float32(0.01))).absolute
     assert stepped == pytest.approx(0.08, rel=0.1)
     assert tolerance_for(right, tensor_from_numpy("y", RIGHT + np.float32(50))).absolute == pytest.approx(0.2, rel=0.1)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -187,9 +188,9 @@ def _compare_with_reference(response: CheckResponse, files: ModelFiles, row: Che
             f"not compared with {ONNX_RUNTIME} on the file: {error.message}{remedy if is_elsewhere else ''}"
         )
         return
-    plain = _compare_outputs(reference.plain, reference, response)
+    plain = _compare_outputs(reference.plain, reference, response, is_reduced=files.is_reduced)
     if reference.is_quantised and any(item.problem for item in plain):
-        optimised = _compare_outputs(reference.optimised, reference, response)
+        optimised = _compare_outputs(reference.optimised, reference, response, is_reduced=files.is_reduced)
         if not any(item.problem for item in optimised):
             first = next(f"{item.output!r} {item.problem}" for item in plain if item.problem)
             row.notes.append(
@@ -199,9 +200,11 @@ def _compare_with_reference(response: CheckResponse, files: ModelFiles, row: Che
     row.compare(ONNX_RUNTIME, plain)
 
 
-def _compare_outputs(outputs: Sequence[Tensor], reference: Reference, response: CheckResponse) -> list[OutputRow]:
+def _compare_outputs(
+    outputs: Sequence[Tensor], reference: Reference, response: CheckResponse, *, is_reduced: bool
+) -> list[OutputRow]:
     """Compares the answer with one of the two reference answers, within the allowed difference."""
-    tolerances = map(tolerance_for, reference.plain, reference.optimised)
+    tolerances = map(partial(tolerance_for, is_reduced=is_reduced), reference.plain, reference.optimised)
     expected = [
         expected_of_tensor(response.shaped(output), tolerance)
         for output, tolerance in zip(outputs, tolerances, strict=True)
@@ -251,7 +254,8 @@ async def _record_tensors(engine: CheckEngine, files: ModelFiles, context: Check
     inputs = tuple(generate_input(pattern) for pattern in patterns)
     once, again = await _infer_twice(engine, files, inputs)
     served = {spec.name for spec in metadata.outputs}
-    return TensorRecord(patterns, tuple(_record_output(one, again) for one in once if one.name in served))
+    records = (_record_output(one, again, is_reduced=files.is_reduced) for one in once if one.name in served)
+    return TensorRecord(patterns, tuple(records))
 
 
 async def _infer_twice(
@@ -263,14 +267,14 @@ async def _infer_twice(
     return await infer_outputs(engine, files, inputs), await infer_outputs(engine, files, inputs)
 
 
-def _record_output(one: Tensor, again: tuple[Tensor, ...]) -> OutputRecord:
+def _record_output(one: Tensor, again: tuple[Tensor, ...], *, is_reduced: bool) -> OutputRecord:
     """Raises NondeterministicOutput if the two answers are so far apart that no tolerance tells right from wrong."""
     other = next((tensor for tensor in again if tensor.name == one.name), None)
     if other is not None and not is_deterministic(one, other):
         raise NondeterministicOutput(
             f"two ways on this machine to output {one.name!r} are too far apart to judge others by"
         )
-    return record_of_tensor(one, tolerance_for(one, other))
+    return record_of_tensor(one, tolerance_for(one, other, is_reduced=is_reduced))
 
 
 async def _record_picture(engine: CheckEngine, files: ModelFiles) -> PictureRecord | None:

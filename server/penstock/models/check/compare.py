@@ -94,15 +94,18 @@ def record_of_tensor(tensor: Tensor, tolerance: Tolerance) -> OutputRecord:
     return OutputRecord(*described, tuple(_value_of(item) for item in sample.tolist()))
 
 
-def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
-    """Allowed difference between engines or machines. one, other: outputs of two variants of the graph."""
+def tolerance_for(one: Tensor, other: Tensor | None = None, *, is_reduced: bool = False) -> Tolerance:
+    """Allowed difference between engines or machines. one, other: outputs of two variants of the graph.
+
+    is_reduced: a GPU computes the model in FP16 or TF32.
+    """
     if one.datatype is Datatype.BYTES:
         return Tolerance()
     values = one.to_numpy().astype(np.float64).reshape(-1)
     root_mean_square = _root_mean_square(values)
     share = 0.0
     if one.datatype in FLOATS:
-        share = SHARE_OF_HALVES if one.datatype in _HALVES else SHARE
+        share = SHARE_OF_HALVES if is_reduced or one.datatype in _HALVES else SHARE
     spread = min(SPREAD_MARGIN * _spread(values, other), MAX_SHARE * root_mean_square)
     return Tolerance(absolute=float(f"{max(share * root_mean_square, spread):.3g}"), relative=share)
 

@@ -44,6 +44,11 @@ class ModelFiles:
         return self.config.backend == BACKEND
 
     @property
+    def is_reduced(self) -> bool:
+        """Whether a GPU computes the ONNX model in FP16 or TF32."""
+        return self.is_onnx and self.config.parameters.get("precision", "").lower() in ("fp16", "tf32")
+
+    @property
     def file_name(self) -> str:
         """Relative to the folder, as in golden.json."""
         return self.file.relative_to(self.folder).as_posix()
