@@ -203,6 +203,7 @@ METRICS = (
         MetricKind.READ_GAUGE,
         "1 while an MPS daemon listens in CUDA_MPS_PIPE_DIRECTORY, as seen in the last 30 s; only where that is set.",
     ),
+    MetricSpec("gpu_info", MetricKind.READ_GAUGE, "1, with the card's UUID.", ("gpu", "uuid")),
     MetricSpec(
         "gpu_up", MetricKind.READ_GAUGE, "1 for a card that answers, 0 for one that is lost or must be reset.", ("gpu",)
     ),

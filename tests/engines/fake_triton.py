@@ -45,6 +45,7 @@ class Mode(StrEnum):
     GAVE_UP = "gave_up"
     ENDING = "ending"  # both: it took SIGTERM, and its models go before it does
     OUT_OF_MEMORY = "out_of_memory"
+    CUDA_FAULT = "cuda_fault"  # both: as a model whose CUDA context is broken
     HALF = "half"  # HTTP: half of the announced body, then the end
     CHUNKED = "chunked"
     UNTIL_CLOSE = "until_close"
@@ -54,7 +55,9 @@ class Mode(StrEnum):
 
 
 NO_VERSIONS = "Request for unknown model: 'double' has no available versions"
+CUDA_FAULT = "RuntimeError: CUDA error: an illegal memory access was encountered"
 GRPC_STATUS = {
+    Mode.CUDA_FAULT: (grpc.StatusCode.INTERNAL, CUDA_FAULT),
     Mode.ERROR: (
         grpc.StatusCode.INTERNAL,
         "Failed to process the request(s) for model 'double_0', message: ValueError: boom"
@@ -234,6 +237,9 @@ def _http_answer(mode: Mode, *, is_head: bool) -> bytes:
     body = b"" if is_head else JSON_BODY
     if mode is Mode.ERROR:
         return b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 16\r\n\r\n{"error":"boom"}'
+    if mode is Mode.CUDA_FAULT:
+        error = json.dumps({"error": CUDA_FAULT}).encode()
+        return b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\n\r\n%s" % (len(error), error)
     if mode is Mode.ENDING:
         return b'HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n{"error":"%s"}' % (
             len(NO_VERSIONS) + 12,

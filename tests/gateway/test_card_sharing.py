@@ -121,7 +121,8 @@ def test_cards_that_cuda_is_not_shown_are_not_counted(machine: Machine) -> None:
         plan_mps(MUST, [], replace(machine, reading=both))
     shown = replace(machine, reading=both, environ={"CUDA_VISIBLE_DEVICES": "1"})
     assert plan_mps(MUST, [ModelClients("m", 47, (0,))], shown).reading.cards[0].name == "H200"
-    assert visible_cards(both, {"CUDA_VISIBLE_DEVICES": "GPU-7"}) is both
+    assert visible_cards(both, {"CUDA_VISIBLE_DEVICES": "MIG-7"}) is both
+    assert visible_cards(both, {"CUDA_VISIBLE_DEVICES": ""}).cards == ()
 
 
 def settings(mps: str, engine: str = "auto", **more: object) -> Settings:

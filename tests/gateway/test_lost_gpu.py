@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.engines.watch import EngineWatch
-from penstock.gateway import composition as engines
-from penstock.gateway.composition import compose_telemetry
+from penstock.gateway import telemetry_parts as engines
 from penstock.gateway.settings import Settings
+from penstock.gateway.telemetry_parts import compose_telemetry
 from penstock.gpu.telemetry.reader import TelemetryOptions
 from penstock.protocol.engine import ModelConfig
 from tests.gateway.test_watch import QUICK, ScriptedEngine

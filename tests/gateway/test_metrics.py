@@ -80,6 +80,7 @@ def filled() -> Metrics:
         metrics.read(f"gpu_{name}", lambda: {("0", "resnet50_0_0"): 1.0})
     for name in ("model_hangs_total", "gpu_up", "gpu_kernel_running_share"):
         metrics.read(name, lambda: {("0",): 1.0})
+    metrics.read("gpu_info", lambda: {("0", "GPU-a"): 1.0})
     metrics.read("gpu_xid_errors_total", lambda: {("0", "79"): 1.0})
     for name in ("clients", "unattached_processes", "restarts_total", "recovery_seconds"):
         metrics.read(f"mps_{name}", lambda: 1)

@@ -37,7 +37,7 @@ def test_gateway_is_ready_while_its_required_models_serve(
     models: list[KnownModel], required: tuple[str, ...] | None, reason: str
 ) -> None:
     """Required are the named models, or with `*` all loaded ones; without the setting, any model that serves."""
-    engine = SimpleNamespace(is_up=True, reason="", models={known.name: known for known in models})
+    engine = SimpleNamespace(is_up=True, reason="", models={known.name: known for known in models}, left_out={})
     readiness = readiness_of(engine, required)  # type: ignore[arg-type]  # what it looks at
     assert (readiness.is_ready, readiness.reason) == (not reason, reason)
 

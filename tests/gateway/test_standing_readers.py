@@ -4,8 +4,8 @@ import socket
 from pathlib import Path
 
 from penstock import VERSION
-from penstock.gateway.composition import constant_readers
 from penstock.gateway.settings_sources import read_settings
+from penstock.gateway.telemetry_parts import constant_readers
 
 
 def test_readers_tell_the_version_and_the_limits_that_were_set() -> None:

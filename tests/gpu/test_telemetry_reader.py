@@ -151,6 +151,7 @@ async def test_scrape_reads_every_figure_with_its_source() -> None:
         await until(lambda: reader.health.cards)
         values = {name: dict(read()) for name, read in telemetry_metrics(reader).items()}
     assert values == {
+        "gpu_info": {("0", "GPU-a"): 1.0, ("1", "GPU-b"): 1.0},
         "gpu_up": {("0",): 1.0, ("1",): 0.0},
         "gpu_sm_activity": {("0", "gpm"): 0.01},
         "gpu_sm_occupancy": {},

@@ -22,8 +22,10 @@ from tritonclient.grpc import model_config_pb2
 from loadtest.bench.child import CHECKOUT, Child
 from loadtest.bench.wire import BadAnswer
 from penstock.engines.triton import launch as triton_launch
-from penstock.gpu.mps.control import LIMIT_VARIABLES, LOG_DIRECTORY, PIPE_DIRECTORY, daemon_listens
+from penstock.gpu.cards import ALL, choose_cards
+from penstock.gpu.mps.control import LIMIT_VARIABLES, LOG_DIRECTORY, PIPE_DIRECTORY, VISIBLE_CARDS, daemon_listens
 from penstock.gpu.mps.control import PROGRAM as CONTROL
+from penstock.gpu.nvml import read_cards
 
 STOP_S = 5.0
 
@@ -197,15 +199,26 @@ _READY = re.compile(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)")
 _REFUSED = re.compile(r"^cannot serve .+$", re.MULTILINE)
 
 
+def first_of_several_cards() -> str:
+    """The UUID of the first card that CUDA sees, if it sees several; else empty."""
+    cards = choose_cards(ALL, read_cards(), os.environ.get(VISIBLE_CARDS))
+    return cards[0].uuid if len(cards) > 1 else ""
+
+
 class PenstockUp:
     """A context: entered, the stack is starting; `wait` waits until it is ready."""
 
-    def __init__(self, home: Path, models: Iterable[str], *flags: str, environment: Path | None) -> None:
-        """home: the models are in its models/; its log goes there. environment: of Triton; None: embedded engine."""
+    def __init__(
+        self, home: Path, models: Iterable[str], *flags: str, environment: Path | None, gpus: str = ""
+    ) -> None:
+        """home: the models are in its models/; its log goes there. environment: of Triton; None: embedded engine.
+        gpus: as --gpus; empty for the first card, with Triton's own ports open."""
         self._home = home
         free = ["http", "grpc", "metrics"]
-        free += [f"engine-{port}" for port in free] if environment is not None else []
+        free += [f"engine-{port}" for port in free] if environment is not None and not gpus else []
         ports = [word for port in free for word in (f"--{port}-port", "0")]
+        if wanted := gpus or first_of_several_cards():
+            ports += ["--gpus", wanted]
         places = ("--home", str(home), "--models", ",".join(models))
         engine: tuple[str, ...] = ("--engine", "embedded")
         if environment is not None:

@@ -15,6 +15,7 @@ from penstock.cli.terminal import fail
 from penstock.cli.up_flags import signature
 from penstock.gateway.settings import SHIPPED_MODELS
 from penstock.gateway.settings_sources import KEYS_VARIABLE, SettingsError, read_settings, settings_origins
+from penstock.gateway.stack.card_choice import show_cards, with_cards
 from penstock.gateway.stack.stack import Announcement, Stack
 from penstock.gateway.stack.startup import (
     CannotStart,
@@ -88,7 +89,9 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
     check_access(settings)
     allow_open_files()
     remove_working_directory()
-    choice = choose_mps(choose_engine(settings))
+    choice = with_cards(choose_engine(settings))
+    show_cards(choice)
+    choice = choose_mps(choice)
     return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings), origins=origins)))
 
 

@@ -67,6 +67,12 @@ FLAGS: dict[str, Any] = {
     "engine_grpc_port": Annotated[int | None, typer.Option(help="the same for its gRPC API [none]")],
     "engine_metrics_port": Annotated[int | None, typer.Option(help="the same for its metrics [none]")],
     "engine_environment": Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")],
+    "gpus": Annotated[
+        str | None,
+        typer.Option(
+            help="cards that serve: all that CUDA sees, or numbers and UUIDs of nvidia-smi -L with commas [all]"
+        ),
+    ],
     "mps": Annotated[
         str | None,
         typer.Option(

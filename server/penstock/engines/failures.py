@@ -270,6 +270,26 @@ SHARED_MEMORY_FULL = (
 )
 
 
+# Error texts of CUDA's runtime (torch, ONNX Runtime) and driver for a context or card that no call can use any more:
+# docs.nvidia.com/cuda/cuda-runtime-api, errors after which "the process must be terminated and relaunched".
+_CARD_FAULT = re.compile(
+    r"CUDA failure (?:46|100|101|214|7(?:00|02|10|14|15|16|17|18|19)|999)\b"
+    r"|cudaError(?:DevicesUnavailable|NoDevice|ECCUncorrectable|IllegalAddress|LaunchFailure|HardwareStackError"
+    r"|MpsConnectionFailed|MpsRpcFailure|MpsServerNotReady|ContextIsDestroyed|Unknown)\b"
+    r"|CUDA_ERROR_(?:DEVICE_UNAVAILABLE|NO_DEVICE|ECC_UNCORRECTABLE|ILLEGAL_ADDRESS|LAUNCH_FAILED|MPS_\w+"
+    r"|CONTEXT_IS_DESTROYED|UNKNOWN|SYSTEM_NOT_READY)\b"
+    r"|CUDA error: (?:an illegal memory access|unspecified launch failure|uncorrectable ECC error|unknown error"
+    r"|no CUDA-capable device|all CUDA-capable devices are busy|hardware stack error|context is destroyed|MPS )"
+    r"|GPU is lost|GPU has fallen off the bus",
+    re.IGNORECASE,
+)
+
+
+def means_card_fault(reason: str) -> bool:
+    """Whether the model's CUDA context is broken, so that another card may answer. reason: of a failed inference."""
+    return _CARD_FAULT.search(reason) is not None
+
+
 def means_out_of_memory(reason: str) -> bool:
     """Whether a smaller batch may succeed. reason: the engine's text of a failed inference."""
     return _OUT_OF_MEMORY.search(reason) is not None

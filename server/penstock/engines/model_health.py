@@ -302,6 +302,11 @@ class EngineView(Protocol):
     @property
     def models(self) -> Mapping[str, KnownModel]: ...
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Cards that serve nothing though the engine is up, by label, and why."""
+        ...
+
     def when_silent(self, cut: Callable[[str], None]) -> None:
         """Registers a function to call, with the reason, when calls in flight will not be answered."""
         ...

@@ -60,6 +60,16 @@ def is_for_all_replicas(call: Call[A]) -> bool:
     return isinstance(call, HttpCall) and call.method == "POST" and _path(call).endswith(_CHANGING_POSTS)
 
 
+def load_change(call: Call[A]) -> tuple[str, bool] | None:
+    """The model of a load (True) or an unload (False); None for other calls."""
+    if isinstance(call, GrpcCall) and call.method in _LOADS:
+        return named_by(call), call.method == LOAD_METHOD
+    path = _path(call) if isinstance(call, HttpCall) and call.method == "POST" else b""
+    if path.startswith(_REPOSITORY_MODELS) and path.endswith((b"/load", b"/unload")):
+        return named_by(call), path.endswith(b"/load")
+    return None
+
+
 def is_index(call: Call[A]) -> bool:
     """Whether the call reads the repository's index."""
     if isinstance(call, HttpCall):

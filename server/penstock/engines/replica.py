@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.engines.call_options import CuttableCalls
-from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction
+from penstock.engines.failures import CircuitBreaker, CircuitState, Silence, SilenceAction, means_card_fault
 from penstock.engines.probes import answers_within
 from penstock.logs import get_logger
-from penstock.protocol.call import GrpcAnswer
+from penstock.protocol.call import GrpcAnswer, HttpAnswer
 from penstock.protocol.engine import Engine, GrpcStream, ModelState
-from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotReady
+from penstock.protocol.errors import DeadlineExceeded, EngineUnavailable, InferenceError, ModelNotReady, reason_line
 
 
 def merged_pages(pages: Mapping[str, bytes]) -> bytes:
@@ -41,29 +42,76 @@ def _labelled(sample: str, replica: str) -> str:
     return f"{name}{{{label}}} {value}"
 
 
+def card_fault(answer: object) -> str:
+    """The text of an answer that says that the model's CUDA context is broken; else empty."""
+    text = ""
+    if isinstance(answer, HttpAnswer) and answer.status in SICK_STATUSES:
+        text = answer.body[:MAX_FAULT_BYTES].decode("utf-8", "replace")
+    elif isinstance(answer, GrpcAnswer) and answer.code in SICK_CODES:
+        text = answer.details[:MAX_FAULT_BYTES]
+    return reason_line(text) if means_card_fault(text) else ""
+
+
 T = TypeVar("T")
 log = get_logger("engine")
 LIVENESS_TIMEOUT_S = 1.0
-CUT_S = 5.0
+MAX_FAULT_BYTES = 4096  # of an error's text that are searched
+SICK_STATUSES = (500, 502)
+SICK_CODES = (2, 13)  # UNKNOWN, INTERNAL
+CUT_S, RESTART_S = 5.0, 30.0
 MAX_PAUSE_S = 1.0
 
 
-class Replica:
-    """One replica. name: address, for logs. wanted: models to load on recovery. back: called on recovery."""
+@dataclass(frozen=True, slots=True)
+class CardReplicas:
+    """Rules of replicas that each have a card. homes: names of a model's replicas; models that are not in it are loaded
+    into all. restart: restarts a replica that has been silent for long; gets name and reason."""
 
-    def __init__(self, name: str, engine: Engine, *, index: int, wanted: set[str], back: Callable[[], None]) -> None:
+    homes: Mapping[str, Collection[str]] = field(default_factory=dict)
+    restart: Callable[[str, str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHooks:
+    """Functions that a replica calls. wanted: models to load on recovery. back: it recovered. restart: it was silent
+    for RESTART_S, with the reason."""
+
+    wanted: Callable[[], Iterable[str]]
+    back: Callable[[], None]
+    restart: Callable[[str], None] | None = None
+
+
+class Replica:
+    """One replica. name: address or card, for logs. lost: why its card cannot be used; empty if it can."""
+
+    def __init__(self, name: str, engine: Engine, *, index: int, hooks: ReplicaHooks) -> None:
         self.name = name
         self.engine = engine
         self.index = index
         self.in_flight = 0
+        self.lost = ""
         self.circuit = CircuitBreaker(max_pause_s=MAX_PAUSE_S)
         self.models: frozenset[str] = frozenset()
-        self._wanted = wanted
-        self._back = back
-        self._silence = Silence(cut_s=CUT_S, restart_s=float("inf"))
+        self._hooks = hooks
+        self._silence = Silence(cut_s=CUT_S, restart_s=RESTART_S if hooks.restart is not None else float("inf"))
         self._running = CuttableCalls()
         self._probing: asyncio.Task[bool] | None = None
         self._liveness_task: asyncio.Task[None] | None = None
+
+    @property
+    def is_passable(self) -> bool:
+        """Whether calls may go through."""
+        return not self.lost and self.circuit.is_passable
+
+    def set_lost(self, reason: str) -> None:
+        """Its card is lost, which ends its calls; or is back (empty), after which a probe loads its models."""
+        if reason == self.lost:
+            return
+        self.lost = reason
+        self.circuit.probe_unanswered(time.monotonic())
+        if reason:
+            log.warning("replica is left out", replica=self.name, reason=reason)
+            self._running.cut(reason)
 
     async def call(self, ask: Callable[[Engine], Awaitable[T]]) -> T:
         """The engine's result. Raises its errors, and EngineUnavailable if it becomes silent meanwhile."""
@@ -101,7 +149,9 @@ class Replica:
         return rows
 
     def probe(self) -> "asyncio.Task[bool] | None":
-        """The running probe; None if an open circuit is not due for one."""
+        """The running probe; None if an open circuit is not due for one, or the card is lost."""
+        if self.lost:
+            return None
         if self._probing is None:
             if not self.circuit.is_passable and not self.circuit.is_probe_due(time.monotonic()):
                 return None
@@ -143,7 +193,7 @@ class Replica:
             return False
         if not self.circuit.is_passable:
             log.info("replica is back", replica=self.name)
-            self._back()
+            self._hooks.back()
         self._silence.answered()
         self.circuit.probe_answered(time.monotonic())
         return True
@@ -155,7 +205,7 @@ class Replica:
         try:
             rows = await self.engine.repository_index()
             self.models = frozenset(row.name for row in rows if row.state == "READY")
-            for name in sorted(self._wanted - self.models):
+            for name in sorted(set(self._hooks.wanted()) - self.models):
                 await self._load(name)
         except InferenceError as error:
             log.warning("replica answers but is not whole", replica=self.name, reason=str(error))
@@ -175,8 +225,12 @@ class Replica:
         if self.circuit.is_passable:
             log.warning("replica is down", replica=self.name)
         self.circuit.probe_unanswered(now)
-        if self._silence.probe_missed(now) is SilenceAction.CUT:
-            self._running.cut(f"the engine at {self.name} fell silent over this request")
+        reason = f"the engine at {self.name} fell silent over this request"
+        match self._silence.probe_missed(now):
+            case SilenceAction.CUT:
+                self._running.cut(reason)
+            case SilenceAction.RESTART if self._hooks.restart is not None:
+                self._hooks.restart(f"it has not answered for {RESTART_S:g} s")
 
     def _probed(self, _: "asyncio.Task[bool]") -> None:
         self._probing = None

@@ -15,32 +15,47 @@ from operator import attrgetter
 from typing import TypeVar
 
 from penstock.engines.call_options import RetryBudget
-from penstock.engines.failures import Outliers
-from penstock.engines.relayed_calls import is_for_all_replicas, may_repeat, model_of, sequence_of
-from penstock.engines.replica import CountedStream, Replica, merged_pages
+from penstock.engines.failures import Outliers, means_card_fault
+from penstock.engines.relayed_calls import is_for_all_replicas, load_change, may_repeat, model_of, named_by, sequence_of
+from penstock.engines.replica import (
+    SICK_CODES,
+    SICK_STATUSES,
+    CardReplicas,
+    CountedStream,
+    Replica,
+    ReplicaHooks,
+    card_fault,
+    merged_pages,
+)
 from penstock.logs import get_logger
 from penstock.protocol.call import A, Answer, Call, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 from penstock.protocol.engine import Engine, GrpcStream, ModelConfig, ModelMetadata, ModelState
-from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, InferenceError, ModelNotFound
+from penstock.protocol.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InferenceError,
+    ModelNotFound,
+    ModelNotReady,
+)
 from penstock.protocol.inference import InferRequest, InferResponse
 
 T = TypeVar("T")
 log = get_logger("engine")
 Ask = Callable[[Engine], Awaitable[T]]
-_SICK_STATUSES = (500, 502)
 _BUSY_STATUSES = (503,)
-_SICK_CODES = (2, 13)  # UNKNOWN, INTERNAL
 _BUSY_CODES = (8, 14)  # RESOURCE_EXHAUSTED, UNAVAILABLE
 # Triton's text for a model that is being unloaded; while Triton exits, for all models.
 _NO_VERSIONS = "has no available versions"
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica gets calls. EJECTED: it fails more than the others. DOWN: it does not answer."""
+    """Whether a replica gets calls. EJECTED: it fails more than the others. DOWN: no answer. LOST: its card is lost."""
 
     UP = "up"
     EJECTED = "ejected"
     DOWN = "down"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +88,12 @@ class Replicas:
         budget: RetryBudget | None = None,  # shared with the engines
         outliers: Outliers | None = None,
         uniform: Callable[[], float] = random.random,  # in [0, 1)
+        cards: CardReplicas | None = None,
     ) -> None:
         self._wanted: set[str] = set()
+        self._cards = cards or CardReplicas()
         self._replicas = [
-            Replica(name, engine, index=index, wanted=self._wanted, back=partial(self._back, index))
+            Replica(name, engine, index=index, hooks=self._hooks(index, name))
             for index, (name, engine) in enumerate(engines.items())
         ]
         self._budget = budget or RetryBudget()
@@ -97,6 +114,32 @@ class Replicas:
             for replica in self._replicas
         ]
 
+    def set_lost(self, reasons: Mapping[str, str]) -> None:
+        """The replicas whose cards are lost, and why, by name; all others have theirs. Ends the calls of a new one."""
+        for replica in self._replicas:
+            replica.set_lost(reasons.get(replica.name, ""))
+
+    def left_out(self) -> Mapping[str, str]:
+        """Replicas that get no calls until they are back, by name, and why."""
+        return {
+            replica.name: replica.lost or f"the engine of {replica.name} does not answer; it is started again"
+            for replica in self._replicas
+            if not replica.is_passable
+        }
+
+    def live_share(self, model_name: str) -> float:
+        """How many of the model's replicas get calls, of all of them."""
+        homes = self._homes(model_name)
+        return sum(replica.is_passable for replica in homes) / len(homes) if homes else 0.0
+
+    def _hooks(self, index: int, name: str) -> ReplicaHooks:
+        restart = self._cards.restart
+        return ReplicaHooks(
+            wanted=lambda: [model for model in self._wanted if name in self._cards.homes.get(model, (name,))],
+            back=partial(self._back, index),
+            restart=partial(restart, name) if restart is not None else None,
+        )
+
     # Relay
 
     async def send(self, call: Call[A], *, deadline: float | None) -> A:
@@ -104,7 +147,9 @@ class Replicas:
             return engine.send(call, deadline=deadline)
 
         if is_for_all_replicas(call):
-            return max(await self._call_all(ask), key=lambda answer: answer.status_code)
+            answer = max(await self._call_all(ask, self._homes(named_by(call))), key=lambda answer: answer.status_code)
+            self._note_change(load_change(call), answer)
+            return answer
         return await self._ask(ask, self._question(call), _verdict)
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
@@ -135,7 +180,7 @@ class Replicas:
         question = _RoutedCall(_always, model_name)
         config = await self._ask(lambda engine: engine.model_config(model_name, model_version), question)
         (self._sequential.add if config.has_sequence_batching else self._sequential.discard)(model_name)
-        return replace(config, instance_count=config.instance_count * len(self._replicas))
+        return replace(config, instance_count=config.instance_count * max(1, len(self._homes(model_name))))
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
         """Whether at least one replica is ready. Does not wait for slow ones."""
@@ -160,17 +205,24 @@ class Replicas:
                 known = rows.get((row.name, row.version))
                 if known is None or (row.state == "READY" and known.state != "READY"):
                     rows[row.name, row.version] = row
+        for name in self._cards.homes:
+            if reason := self._why_homeless(name):
+                rows = {key: row for key, row in rows.items() if row.name != name}
+                rows[name, ""] = ModelState(name, "", "UNAVAILABLE", reason)
         ready = {name for (name, _), row in rows.items() if row.state == "READY"}
         return [row for (name, version), row in rows.items() if version or row.state or name not in ready]
 
     async def load(self, model_name: str) -> None:
         """Loads into all answering replicas; recovering ones load it, too."""
-        await self._call_all(lambda engine: engine.load(model_name))
+        if reason := self._why_homeless(model_name):
+            self._wanted.add(model_name)
+            raise ModelNotReady(reason)
+        await self._call_all(lambda engine: engine.load(model_name), self._homes(model_name))
         self._wanted.add(model_name)
 
     async def unload(self, model_name: str) -> None:
         self._wanted.discard(model_name)
-        await self._call_all(lambda engine: engine.unload(model_name))
+        await self._call_all(lambda engine: engine.unload(model_name), self._homes(model_name))
 
     async def metrics(self) -> bytes:
         """All replicas' pages merged, with the label `replica`."""
@@ -202,16 +254,21 @@ class Replicas:
         return await self._attempt(second, ask, verdict)
 
     async def _attempt(self, replica: Replica, ask: Ask[T], verdict: Callable[[T], bool | None]) -> T:
+        """Its answer. A broken CUDA context, which only a new process ends, counts as no answer."""
         try:
             answer = await replica.call(ask)
-        except (EngineUnavailable, DeadlineExceeded, EngineFailed):
+        except (EngineUnavailable, DeadlineExceeded, EngineFailed) as error:
             self._failed(replica)
+            if isinstance(error, EngineFailed) and means_card_fault(error.message):
+                raise EngineUnavailable(f"the engine at {replica.name} cannot use its GPU: {error}") from error
             raise
         is_well = verdict(answer)
         if is_well:
             self._outliers.succeeded(replica.index, time.monotonic())
         elif is_well is False:
             self._failed(replica)
+            if fault := card_fault(answer):
+                raise EngineUnavailable(f"the engine at {replica.name} cannot use its GPU: {fault}")
         return answer
 
     def _back(self, index: int) -> None:
@@ -237,13 +294,14 @@ class Replicas:
     def _pick(self, question: _RoutedCall, besides: Replica | None = None) -> Replica:
         """The least busy healthy replica, or any of equals. Raises EngineUnavailable if none answers."""
         able: list[Replica] = []
-        for replica in self._replicas:
-            if not replica.circuit.is_passable:
+        homes = self._homes(question.model) if self._cards.homes else self._replicas
+        for replica in homes:
+            if not replica.is_passable:
                 replica.probe()  # calls may be the only trigger in this process
             elif replica is not besides:
                 able.append(replica)
         if not able:
-            names = ", ".join(replica.name for replica in self._replicas)
+            names = ", ".join(f"{replica.name}: {replica.lost}" if replica.lost else replica.name for replica in homes)
             raise EngineUnavailable(f"none of the engines answers ({names})")
         if question.model:
             able = [replica for replica in able if question.model in replica.models] or able
@@ -261,9 +319,31 @@ class Replicas:
         return not (self._outliers.is_on_trial(replica.index) and replica.in_flight)
 
     def _passable(self) -> list[Replica]:
-        return [replica for replica in self._replicas if replica.circuit.is_passable]
+        return [replica for replica in self._replicas if replica.is_passable]
+
+    def _homes(self, model_name: str) -> list[Replica]:
+        """The replicas that have the model, or load it when they are back."""
+        names = self._cards.homes.get(model_name)
+        return self._replicas if names is None else [replica for replica in self._replicas if replica.name in names]
+
+    def _why_homeless(self, model_name: str) -> str:
+        """Why no replica can have the model now, though some serve; else empty."""
+        if model_name not in self._cards.homes or not self._passable():
+            return ""
+        homes = self._homes(model_name)
+        if any(replica.is_passable for replica in homes):
+            return ""
+        return "; ".join(replica.lost or f"{replica.name} does not answer" for replica in homes) or "no card has it"
+
+    def _note_change(self, change: tuple[str, bool] | None, answer: Answer) -> None:
+        """A relayed load or unload: recovering replicas follow it."""
+        if change is not None and answer.succeeded:
+            model, is_load = change
+            (self._wanted.add if is_load else self._wanted.discard)(model)
 
     def _replica_state(self, replica: Replica, now: float) -> ReplicaState:
+        if replica.lost:
+            return ReplicaState.LOST
         if not replica.circuit.is_passable:
             return ReplicaState.DOWN
         return ReplicaState.EJECTED if self._outliers.is_ejected(replica.index, now) else ReplicaState.UP
@@ -271,7 +351,7 @@ class Replicas:
     def _names_matter(self) -> bool:
         """Whether a call's model matters: not while all replicas have the same ones."""
         first = self._replicas[0].models
-        return bool(self._sequential) or any(replica.models != first for replica in self._replicas)
+        return bool(self._sequential or self._cards.homes) or any(replica.models != first for replica in self._replicas)
 
     def _question(self, call: Call[A]) -> _RoutedCall:
         model = model_of(call) if self._names_matter() else ""
@@ -280,9 +360,10 @@ class Replicas:
 
     # Broadcast
 
-    async def _call_all(self, ask: Ask[T]) -> list[T]:
-        """The answers of all passable replicas. Raises the first error."""
-        outcomes = await asyncio.gather(*(replica.call(ask) for replica in self._passable()), return_exceptions=True)
+    async def _call_all(self, ask: Ask[T], replicas: Iterable[Replica]) -> list[T]:
+        """The answers of those that are passable. Raises the first error."""
+        passable = [replica for replica in replicas if replica.is_passable]
+        outcomes = await asyncio.gather(*(replica.call(ask) for replica in passable), return_exceptions=True)
         return _answers(outcomes)
 
     async def _each(self, replicas: Iterable[Replica], ask: Callable[[Replica], Awaitable[T]]) -> list[T]:
@@ -309,7 +390,7 @@ def _not_found_text(answer: object) -> str:
 
 def _verdict(answer: Answer) -> bool | None:
     """True or False for the replica's health; None if it is busy."""
-    busy, sick = (_BUSY_STATUSES, _SICK_STATUSES) if isinstance(answer, HttpAnswer) else (_BUSY_CODES, _SICK_CODES)
+    busy, sick = (_BUSY_STATUSES, SICK_STATUSES) if isinstance(answer, HttpAnswer) else (_BUSY_CODES, SICK_CODES)
     return None if answer.status_code in busy else answer.status_code not in sick
 
 

@@ -60,7 +60,8 @@ class EngineWatch:
     ) -> None:
         """refuse: why a model with that config is not served, or empty. restart_model: see CheckOptions.
 
-        The attribute `hindrance`, which a composer may set, returns why the engine cannot serve though it answers.
+        The attribute `hindrance`, which a composer may set, returns why the engine cannot serve though it answers;
+        `who_is_left_out` returns `left_out`.
         """
         self._backend = backend
         self._options = options
@@ -90,6 +91,7 @@ class EngineWatch:
         self._wake = asyncio.Event()
         self._greetings = 0
         self.hindrance: Callable[[], str] = lambda: ""
+        self.who_is_left_out: Callable[[], Mapping[str, str]] = dict
         self.first_ready = asyncio.Event()
 
     @property
@@ -99,6 +101,10 @@ class EngineWatch:
     @property
     def reason(self) -> str:
         return "" if self._seen.is_up else self._seen.reason
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        return self.who_is_left_out() if self._seen.is_up else {}
 
     @property
     def generation(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from tritonclient.grpc import service_pb2
 
-from penstock import VERSION
 from penstock.engines.call_options import EngineHeaders, RetryBudget, read_header_file
 from penstock.engines.probes import LoadTrial, RowChecks, TryImage, try_rows
+from penstock.engines.replica import CardReplicas
 from penstock.engines.replicas import Replicas
 from penstock.engines.segments import open_segment, shared_memory_shortage
 from penstock.engines.triton.client import DiskLoads, SupervisedTriton, TritonEngine
@@ -27,6 +27,7 @@ from penstock.gateway.auth.api_keys import key_of_hashed
 from penstock.gateway.auth.authenticator import Authenticator, AuthOptions
 from penstock.gateway.auth.rate_limiter import QuotaStore, RateLimiter
 from penstock.gateway.batching.options import DeclaredOptions
+from penstock.gateway.card_engines import NO_CARDS, CardEngines, read_card_engines
 from penstock.gateway.grpc.server import GrpcLimits, GrpcServer
 from penstock.gateway.rest.home_page import HomePage
 from penstock.gateway.rest.limits import ConnectionLimits, RestOptions
@@ -42,15 +43,12 @@ from penstock.gateway.shared_memory.regions import (
     SharedMemory,
 )
 from penstock.gateway.shared_memory.registry import RegistryLimits
+from penstock.gateway.workers.running_stacks import reachable_folder
 from penstock.gateway.workers.shared_counters import CounterPage, CounterRow
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.gateway.workers.slab_registration import SlabRegistration
 from penstock.gateway.workers.slab_sharing import slab_bytes_with_client_parts
-from penstock.gpu.mps.control import PIPE_DIRECTORY, DaemonPresence
-from penstock.gpu.telemetry.health import CardHealth
-from penstock.gpu.telemetry.reader import AUTO, OFF, TelemetryOptions, TelemetryReader, has_driver
 from penstock.logs import get_logger
-from penstock.metric_table import Readings
 from penstock.network import host_and_port, is_loopback
 from penstock.port_policy import BrowserPolicy, PortLimits
 from penstock.protocol.call import GrpcCall
@@ -58,7 +56,6 @@ from penstock.protocol.engine import Engine, ModelConfig, Relay
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.extensions import ExtensionError
 from penstock.protocol.grpc_messages import parsed
-from penstock.tls import Certificates
 
 if TYPE_CHECKING:
     from penstock.gateway.otel import OtelTracer
@@ -99,7 +96,8 @@ def _address(url: str, grpc_address: str) -> EngineAddress:
 class ConnectedEngine:
     """A connected engine. place: its address, for the log. slab: shared memory that it reads tensors from.
 
-    budget: of retried calls, None for no retries. replicas: None for a single engine.
+    budget: of retried calls, None for no retries. replicas: None for a single engine. cards: the replicas' cards, if
+    each has one.
     """
 
     engine: Engine
@@ -107,13 +105,23 @@ class ConnectedEngine:
     slab: SharedSlab | None = None
     budget: RetryBudget | None = None
     replicas: Replicas | None = None
+    cards: CardEngines = NO_CARDS
 
 
-def compose_engine(settings: Settings, run_dir: Path) -> ConnectedEngine:
-    """The engine of the settings. Call it inside the running loop. run_dir: of this stack."""
+def compose_engine(
+    settings: Settings, run_dir: Path, restart: Callable[[str, str], None] | None = None
+) -> ConnectedEngine:
+    """The engine of the settings. Call it inside the running loop. run_dir: the stack's. restart: see CardReplicas."""
     if settings.engine_is_embedded:
         return _embedded_engine(settings)
     budget = RetryBudget()
+    cards = read_card_engines(run_dir)
+    if cards.engines:
+        of_cards = {
+            each.label: _own_triton(settings, Path(each.folder), budget, has_one_card=True) for each in cards.engines
+        }
+        replicas = Replicas(of_cards, budget=budget, cards=CardReplicas(cards.homes, restart))
+        return ConnectedEngine(replicas, ", ".join(of_cards), budget=budget, replicas=replicas, cards=cards)
     addresses = engine_addresses(settings, run_dir)
     engines = {address.http_url: _triton(settings, address, budget, run_dir) for address in addresses}
     place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
@@ -121,21 +129,28 @@ def compose_engine(settings: Settings, run_dir: Path) -> ConnectedEngine:
         replicas = Replicas(engines, budget=budget)
         return ConnectedEngine(replicas, place, budget=budget, replicas=replicas)
     (triton,) = engines.values()
-    has_slab = settings.slab_bytes and _is_on_this_host(settings)
+    has_slab = settings.slab_bytes and is_on_this_host(settings)
     slab = SharedSlab(asyncio.get_running_loop().call_later) if has_slab else None
     return ConnectedEngine(triton, place, slab, budget)
 
 
+def _own_triton(
+    settings: Settings, run_dir: Path, budget: RetryBudget, *, has_one_card: bool = False
+) -> SupervisedTriton:
+    listeners = TritonListeners(reachable_folder(run_dir), *settings.engine_ports)
+    return SupervisedTriton(
+        http_url=listeners.http_url,
+        grpc_address=listeners.grpc_address,
+        metrics_url=listeners.metrics_url,
+        max_connections=settings.max_inflight_requests,
+        budget=budget,
+        disk=DiskLoads(settings.repositories, run_dir / "labels", has_one_card=has_one_card),
+    )
+
+
 def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run_dir: Path) -> TritonEngine:
     if not settings.engine_is_external:
-        return SupervisedTriton(
-            http_url=address.http_url,
-            grpc_address=address.grpc_address,
-            metrics_url=address.metrics_url,
-            max_connections=settings.max_inflight_requests,
-            budget=budget,
-            disk=DiskLoads(settings.repositories, run_dir / "labels"),
-        )
+        return _own_triton(settings, run_dir, budget)
     return TritonEngine(
         http_url=address.http_url,
         grpc_address=address.grpc_address,
@@ -159,7 +174,8 @@ def compose_registration(settings: Settings, engine: ConnectedEngine, watch: Eng
     )
 
 
-def _is_on_this_host(settings: Settings) -> bool:
+def is_on_this_host(settings: Settings) -> bool:
+    """Whether every engine is on this host."""
     return all(is_loopback(urlsplit(url).hostname or "") for url in settings.engine_urls)
 
 
@@ -198,9 +214,9 @@ def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> Shar
         watch.hindrance = shared_memory_shortage
     if not settings.allow_client_shm:
         return NoSharedMemory()
-    if len(settings.engine_urls) > 1:
+    if isinstance(relay, Replicas):
         return NoSharedMemory(SEVERAL_ENGINES)
-    if not _is_on_this_host(settings):
+    if not is_on_this_host(settings):
         return NoSharedMemory(REMOTE_ENGINE)
     is_embedded = settings.engine_is_embedded
     traits = EngineTraits(not settings.engine_is_external, takes_offsets=is_embedded, has_cuda=not is_embedded)
@@ -344,42 +360,6 @@ def connection_readers(
             "grpc_connections": partial(page.total, CounterRow.GRPC_CONNECTIONS),
         }
     return {"http_connections": lambda: rest.connection_count, "grpc_connections": lambda: grpc_server.connection_count}
-
-
-def compose_telemetry(
-    settings: Settings, watch: EngineWatch, environment: Mapping[str, str] = os.environ
-) -> TelemetryReader | None:
-    """GPU telemetry, or None. The engine counts as down while a model on a GPU has lost it."""
-    said = settings.gpu_metrics
-    dcgm_url = "" if said in (AUTO, OFF) else said
-    is_here = _is_on_this_host(settings)
-    if said == OFF or not (dcgm_url or (is_here and has_driver())):
-        return None
-    telemetry = TelemetryReader(
-        TelemetryOptions(dcgm_url=dcgm_url), CardHealth(environment.get("CUDA_VISIBLE_DEVICES"))
-    )
-    if is_here:
-        otherwise = watch.hindrance
-        watch.hindrance = lambda: (telemetry.health.reason if watch.has_model_on_gpu else "") or otherwise()
-    return telemetry
-
-
-def constant_readers(
-    settings: Settings, certificates: Certificates | None = None, environment: Mapping[str, str] = os.environ
-) -> dict[str, Callable[[], float | Readings]]:
-    """Readers by metric: build, limits, expiry of the certificate, and health of the MPS daemon if there is one."""
-    readers: dict[str, Callable[[], float | Readings]] = {
-        "build_info": lambda: {(VERSION,): 1.0},
-        "max_inflight_requests": lambda: settings.max_inflight_requests,
-        "max_inflight_bytes": lambda: settings.max_inflight_bytes,
-    }
-    if certificates is not None:
-        readers["tls_certificate_expires_timestamp_seconds"] = lambda: certificates.expires_at
-        readers["tls_failed_reads_total"] = lambda: certificates.failed_reads
-    own = str(settings.mps_directory or "") if settings.mps == "on" else ""
-    if pipe_directory := own or environment.get(PIPE_DIRECTORY):
-        readers["mps_up"] = DaemonPresence(Path(pipe_directory)).is_up
-    return readers
 
 
 def compose_tracer(endpoint: str) -> "OtelTracer | None":

@@ -22,22 +22,17 @@ from penstock.gateway.audit import AuditLog
 from penstock.gateway.batching.batch_report import queue_readers
 from penstock.gateway.batching.batcher import BatcherPool, log_and_get_refusal
 from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.card_losses import CardLosses
 from penstock.gateway.dataplane import DataPlane
-from penstock.gateway.grpc.server import GrpcEndpoint, GrpcServer, ProcessRole, serve
+from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.status_codes import code_name_of
 from penstock.gateway.image_flow import ImageFlow
-from penstock.gateway.load.service import LoadOptions, LoadTests, OwnAddress
+from penstock.gateway.listeners import ServedParts, open_listeners, own_address
+from penstock.gateway.load.service import LoadOptions, LoadTests
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
-from penstock.gateway.model_adder import ModelAdder
-from penstock.gateway.model_check import ModelChecker
-from penstock.gateway.model_command import ModelProcessOptions
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
-from penstock.gateway.rest.app import CoreServices, create_app
-from penstock.gateway.rest.limits import ConnectionLimits
 from penstock.gateway.rest.listener import HttpListener
-from penstock.gateway.rest.metrics_app import create_metrics_app
-from penstock.gateway.rest.routes import ForwardedIdentity
 from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
 from penstock.gateway.settings_report import read_origins, setting_rows
@@ -45,7 +40,8 @@ from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.system.model_reports import ModelReports
 from penstock.gateway.system.reports import SystemReports
 from penstock.gateway.system_sources import GatewayView, model_sources, system_sources
-from penstock.gateway.workers.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from penstock.gateway.telemetry_parts import compose_telemetry, constant_readers
+from penstock.gateway.workers.core_relay import HTTP_SOCKET
 from penstock.gateway.workers.core_server import CoreServer
 from penstock.gateway.workers.gateway_process import (
     SICK_GRACE_S,
@@ -60,7 +56,7 @@ from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, Cou
 from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_part_bytes
 from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
-from penstock.network import Sockets, addresses_of, bind_all, connectable_host, host_and_port
+from penstock.network import bind_all
 from penstock.process import MemoryTrimmer
 
 log = get_logger("gateway")
@@ -88,7 +84,7 @@ class Gateway:
         self._engine_name = ""
         self._news = EngineStatusMessage(settings.engine_is_external, "the engine is starting", 0)
         self.metrics = Metrics(None if run_dir is None else MetricFiles(run_dir / METRIC_FILES, "core"))
-        main = composition.compose_engine(settings, place.run_dir)
+        main = composition.compose_engine(settings, place.run_dir, self._restart_card)
         self.engine, self.own = with_own_engines(settings, main, control)
         self.page = None if run_dir is None else CounterPage(run_dir / PAGE_NAME)
         self.parts = ServingParts(
@@ -134,6 +130,7 @@ class Gateway:
             ),
             apart=self.own.names if self.own is not None else tuple,
         )
+        self._follow_cards()
         self.load = _load_tests(settings, self.parts.audit, lambda: self.plane.is_stopping)
         self.watch.when_silent(self.core.cut)
         self._read_metrics()
@@ -185,20 +182,32 @@ class Gateway:
             read("key_inflight_requests", lambda: door.in_flight())
         if (tracer := self.parts.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(CounterRow.SPANS_DROPPED))
-        self.telemetry = composition.compose_telemetry(self._settings, self.watch)
         parents = EngineStatusMessage.readers(lambda: self._news, has_mps=self._settings.mps == "on")
-        standing = composition.constant_readers(self._settings, self.parts.certificates) | telemetry_metrics(
-            self.telemetry
-        )
+        standing = constant_readers(self._settings, self.parts.certificates, cards=self.engine.cards)
+        standing |= telemetry_metrics(self.telemetry)
         for name, reader in (watch_readers(self.watch) | parents | standing).items():
             read(name, reader)
+
+    def _follow_cards(self) -> None:
+        """With an engine for each card: a lost card's engine gets no calls, and is started when the card is back."""
+        cards, replicas, control = self.engine.cards, self.engine.replicas, self._control
+        self.telemetry = compose_telemetry(self._settings, self.watch, cards=cards)
+        if not cards.engines or replicas is None or control is None:
+            return
+        self.watch.who_is_left_out = replicas.left_out
+        if self.telemetry is not None:
+            health, losses = self.telemetry.health, CardLosses(cards, replicas, self.watch, control.send)
+            self.telemetry.observed = lambda: losses.observe(health.lost)
 
     def _options_of(self, model_name: str) -> BatchOptions | None:
         """Batching options of a model that is served, or was served until it became unavailable."""
         known = self.watch.models.get(model_name)
         if known is None or not (known.is_ready or known.unavailable) or known.config is None:
             return None
-        return self.parts.options.of(known.config)
+        options, replicas = self.parts.options.of(known.config), self.engine.replicas
+        if replicas is None or not self.engine.cards.engines:
+            return options
+        return replace(options, instances=max(1, round(options.instances * replicas.live_share(model_name))))
 
     def _reports(self, images: ImageFlow) -> tuple[SystemReports, ModelReports]:
         """Reports on this gateway and its stack, and on its models."""
@@ -218,9 +227,28 @@ class Gateway:
         return SystemReports(system_sources(settings, view)), ModelReports(sources)
 
     @property
+    def served(self) -> ServedParts:
+        """What the listeners serve."""
+        return ServedParts(
+            plane=self.plane,
+            parts=self.parts,
+            metrics=self.metrics,
+            engine=self.engine.engine,
+            watch=self.watch,
+            page=self.page,
+            system=self.system,
+            models=self.models,
+            load=self.load,
+        )
+
+    @property
     def outlived_by_engine(self) -> bool:
         """Whether the engine is external and continues when this gateway ends."""
         return self._settings.engine_is_external
+
+    def _restart_card(self, label: str, reason: str) -> None:
+        if self._control is not None:
+            self._control.send(RestartEngine(reason, label))
 
     def _ask_restart(self, reason: str) -> None:
         self.is_sick = self._settings.engine_is_embedded
@@ -269,30 +297,8 @@ class Gateway:
 
 def _load_tests(settings: Settings, audit: AuditLog, is_draining: Callable[[], bool]) -> LoadTests:
     """Load tests against this gateway's ports and the allowed targets."""
-    options = LoadOptions(settings.home_path, _own_address(settings), settings.load_target)
+    options = LoadOptions(settings.home_path, own_address(settings), settings.load_target)
     return LoadTests(options, audit=audit, is_draining=is_draining)
-
-
-def _own_address(settings: Settings) -> OwnAddress:
-    host, scheme = connectable_host(settings.host), "https" if settings.tls_cert is not None else "http"
-    url, grpc = f"{scheme}://{host_and_port(host, settings.http_port)}", host_and_port(host, settings.grpc_port)
-    return OwnAddress(url, grpc, f"{scheme}://{host_and_port(host, settings.metrics_port)}/metrics")
-
-
-@dataclass(frozen=True, slots=True)
-class _Listeners:
-    """Listeners of a gateway. metrics: for its metrics and the engine's."""
-
-    rest: HttpListener
-    grpc: GrpcServer
-    metrics: HttpListener
-
-    def tell(self, *, has_workers: bool) -> None:
-        """Logs the ports. Workers connect over Unix sockets, which have no port."""
-        if has_workers:
-            log.info("the workers' core listens", metrics=self.metrics.port)
-        else:
-            log.info("listening", http=self.rest.port, grpc=self.grpc.port, metrics=self.metrics.port)
 
 
 async def _serve(settings: Settings, control: ControlConnection | None, place: CoreOptions) -> int:
@@ -306,7 +312,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
     metrics_sockets = bind_all(settings.host, settings.metrics_port, flag="--metrics-port")
     gateway = Gateway(settings, control, place)
     await gateway.parts.pool.start()
-    listeners = await _open_listeners(settings, gateway, http_address, metrics_sockets)
+    listeners = await open_listeners(settings, gateway.served, http_address, metrics_sockets)
     listeners.rest.start()
     listeners.metrics.start()
     if control is not None:
@@ -330,46 +336,6 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
     await _close(tasks, gateway)
     await listeners.metrics.stop(1.0)
     return 0 if is_clean else 1
-
-
-async def _open_listeners(
-    settings: Settings, gateway: Gateway, http_address: Sockets | Path, metrics_sockets: Sockets
-) -> _Listeners:
-    """Listeners for clients; for workers if http_address is a path. Only gRPC listens already."""
-    run_dir = http_address.parent if isinstance(http_address, Path) else None
-    ports, certificates = composition.port_limits(settings), gateway.parts.certificates
-    tls = certificates.context if certificates is not None else None
-    checked = composition.compose_request_authentication(settings, gateway.parts.authenticator)
-    gate = checked if run_dir is None else ForwardedIdentity(checked.open_to)
-    adder = ModelAdder(gateway.plane, gateway.parts.uploads, ModelProcessOptions(allows_code=settings.allow_model_code))
-    checker = ModelChecker(gateway.parts.uploads, _own_address(settings).url, audit=gateway.parts.audit)
-    services = CoreServices(adder, gateway.system, gateway.models, gateway.load, checker)
-    app = create_app(gateway.plane, composition.rest_options(settings), gateway.metrics, gate=gate, services=services)
-    rest = HttpListener(
-        app,
-        http_address,
-        limits=composition.connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
-        unread=gateway.parts.limiter,
-        refused=gateway.metrics.rejected,
-        tls=tls if run_dir is None else None,
-    )
-    door = gateway.parts.authenticator if settings.metrics_key_required else None
-    metrics_gate = composition.compose_request_authentication(settings, door, needs_key=True)
-    engine_text = gateway.engine.engine.metrics
-    pages = create_metrics_app(gateway.metrics.text, engine_text, lambda: gateway.watch.is_up, gate=metrics_gate)
-    of_grpc = composition.grpc_limits(settings, ports if run_dir is None else None)
-    share, endpoint = None, GrpcEndpoint(addresses_of(settings.host, settings.grpc_port), certificates)
-    if run_dir is not None:
-        share, endpoint = ProcessRole(core=None), GrpcEndpoint((f"unix:{run_dir / GRPC_SOCKET}",))
-    grpc_server = await serve(
-        gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.parts.authenticator, share=share
-    )
-    for name, reader in composition.connection_readers(gateway.page, rest, grpc_server).items():
-        gateway.metrics.read(name, reader)
-    metrics = HttpListener(
-        pages, metrics_sockets, limits=composition.metrics_limits(), refused=gateway.metrics.rejected, tls=tls
-    )
-    return _Listeners(rest, grpc_server, metrics)
 
 
 async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:

@@ -30,9 +30,12 @@ def with_own_engines(
 ) -> tuple[ConnectedEngine, DedicatedEngines | None]:
     """The engine for the gateway, and its part with dedicated engines for models that hung.
 
-    That part is None with a Triton given by URL, with a user's engine, with MPS, and with clients' shared memory.
+    That part is None with a Triton given by URL, with a user's engine, with MPS, with several cards, and with clients'
+    shared memory.
     """
     if control is None or not settings.engine_has_files or settings.mps == "on" or settings.allow_client_shm:
+        return main, None
+    if main.cards.engines:
         return main, None
 
     cached_path = cache(reachable_folder)

@@ -16,23 +16,25 @@ ALL_MODELS = ("*",)  # a value of --required-models
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """reason: why it is not ready; empty if it is."""
+    """reason: why it is not ready; empty if it is. details: what it lacks though it is ready, one sentence each."""
 
     is_ready: bool
     reason: str
+    details: tuple[str, ...] = ()
 
 
 def readiness_of(engine: EngineView, required_models: tuple[str, ...] | None) -> Readiness:
     """The gateway's readiness. required_models: must all serve; ALL_MODELS for every loaded one; None for any one."""
     if not engine.is_up:
         return Readiness(False, engine.reason)
+    details = tuple(engine.left_out.values())
     if required_models is None and any(known.is_ready for known in engine.models.values()):
-        return Readiness(True, "")
+        return Readiness(True, "", details)
     names = required_models
     if names is None or names == ALL_MODELS:
         names = tuple(known.name for known in engine.models.values() if known.unavailable is not None)
     reasons = [reason for name in names if (reason := _reason_not_ready(engine, name))]
-    return Readiness(not reasons, "; ".join(reasons))
+    return Readiness(not reasons, "; ".join(reasons), details)
 
 
 def _reason_not_ready(engine: EngineView, model_name: str) -> str:

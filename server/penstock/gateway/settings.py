@@ -21,6 +21,7 @@ from penstock.gateway.settings_checks import (
     require_video,
     require_web_addresses,
 )
+from penstock.gpu.cards import ALL, checked_gpus
 from penstock.gpu.mps.limits import memory_limit_error, read_percentage
 from penstock.gpu.profiling import ProfilerMode
 from penstock.gpu.telemetry.reader import checked_source
@@ -67,6 +68,9 @@ class Settings(BaseSettings):
     engine_grpc_port: int | None = Field(None, ge=0, le=65535)
     engine_metrics_port: int | None = Field(None, ge=0, le=65535)
     engine_environment: Path | None = None
+
+    # cards of the engine that is started here: all (visible to CUDA), or numbers and UUIDs, comma-separated
+    gpus: Annotated[str, AfterValidator(checked_gpus)] = ALL
 
     mps: Literal["off", "on", "auto"] = "off"  # CUDA's Multi-Process Service, for the Triton that is started here
     mps_directory: Path | None = None

@@ -122,6 +122,8 @@ class Worker:
         self.engine = replace(engine, engine=routed)
         quota_table = QuotaTable(options.run_dir / TABLE_NAME, options.index)
         quota_table.clear(options.index)
+        if (replicas := engine.replicas) is not None and engine.cards.engines:
+            self.link.when_left_out(replicas.set_lost)
         self.parts = ServingParts(
             settings,
             self.metrics,

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import TypeVar
@@ -47,6 +47,9 @@ def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T
 
 READ_TIMEOUT_S = 10.0  # NVML's first call after boot takes seconds without the persistence daemon
 _PROGRAM = (sys.executable, "-P", "-m", "penstock.gpu.nvml")
+# FP32 cores of an SM by compute capability, from the CUDA C++ Programming Guide.
+_CORES_OF_SM = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+_NEWER_CORES_OF_SM = 128  # 6.1 and 6.2, and from 8.6 on
 
 
 class NvmlOutcome(StrEnum):
@@ -73,10 +76,13 @@ class GpuDevice(msgspec.Struct, frozen=True):
     compute_mode: str = "DEFAULT"  # NVML's name without its prefix
     mig: bool | None = None  # None if the card does not support it
     processes: tuple[int, ...] = ()  # visible process ids with a compute context
+    uuid: str = ""  # "GPU-…"
+    sm_count: int = 0  # streaming multiprocessors; 0 if unknown
 
 
 class NvmlReading(msgspec.Struct, frozen=True):
-    """cuda: the newest CUDA version of the driver itself, such as (13, 0); None if unknown."""
+    """cuda: the newest CUDA version of the driver itself, such as (13, 0); None if unknown. detail: the error, or which
+    cards do not answer."""
 
     outcome: NvmlOutcome
     detail: str = ""
@@ -108,14 +114,31 @@ def query_nvml() -> NvmlReading:
     try:
         nvml.nvmlInit()
         version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        cards, silent = _answering(range(nvml.nvmlDeviceGetCount()))
         return NvmlReading(
             NvmlOutcome.ANSWERED,
+            "; ".join(f"GPU {index} does not answer: {error}" for index, error in silent.items()),
             driver=nvml.nvmlSystemGetDriverVersion(),
             cuda=(version // 1000, version % 1000 // 10),
-            cards=tuple(_gpu_device(index) for index in range(nvml.nvmlDeviceGetCount())),
+            cards=cards,
         )
     except nvml.NVMLError as error:
         return NvmlReading(outcomes.get(error.value, NvmlOutcome.FAILED), str(error))
+
+
+def _answering(indexes: Iterable[int]) -> tuple[tuple[GpuDevice, ...], dict[int, str]]:
+    """The cards that answer, and the error of each other one. Raises NVMLError if none answers."""
+    import pynvml as nvml
+
+    cards, silent, last = [], {}, None
+    for index in indexes:
+        try:
+            cards.append(_gpu_device(index))
+        except nvml.NVMLError as error:
+            silent[index], last = str(error), error
+    if last is not None and not cards:
+        raise last
+    return tuple(cards), silent
 
 
 def _gpu_device(index: int) -> GpuDevice:
@@ -138,6 +161,10 @@ def _gpu_device(index: int) -> GpuDevice:
         processes = tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:  # a container may not see them
         processes = ()
+    try:
+        sm_count = nvml.nvmlDeviceGetNumGpuCores(handle) // _CORES_OF_SM.get((major, minor), _NEWER_CORES_OF_SM)
+    except nvml.NVMLError:
+        sm_count = 0
     return GpuDevice(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
@@ -147,6 +174,8 @@ def _gpu_device(index: int) -> GpuDevice:
         compute_mode=modes.get(nvml.nvmlDeviceGetComputeMode(handle), "unknown"),
         mig=mig,
         processes=processes,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        sm_count=sm_count,
     )
 
 

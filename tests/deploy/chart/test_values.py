@@ -19,6 +19,7 @@ VALUES = CHART / "values.yaml"
 SAID_BY_THE_CHART = {  # settings that follow from other values, or that make no sense in a pod
     *("allow_client_shm", "client_shm_lease_s", "trace_file"),
     "engine_header_file",  # for an external Triton; the chart mounts no Secret for it
+    "gpus",  # the chart's Triton has the cards of its resources
     *("mps", "mps_directory", "mps_active_thread_percentage", "mps_pinned_memory"),  # of a Triton that is started here
     *("tls_cert", "tls_key", "tls_client_ca"),  # the chart mounts no such files: an Ingress terminates TLS
     *("allowed_host", "host", "http_port", "grpc_port", "metrics_port", "engine", "engine_grpc", "engine_http_port"),

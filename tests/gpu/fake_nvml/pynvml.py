@@ -1,9 +1,9 @@
 """Stands in for nvidia-ml-py: the calls that telemetry makes, answered from a JSON file that a test may rewrite.
 
 The file's path is in FAKE_NVML. {"cards": [{"uuid", "name", "util", "gpm": {metric id: percent}, "gpm_error",
-"used", "total", "processes": [[pid, bytes]], "mps_processes": [[pid, bytes]], "shares": [[pid, µs, percent]],
-"error", "open_error"}], "xids": [[card, number]], "init_error"}. Each process reports an Xid once. Names, values and
-what is raised when are those of nvidia-ml-py 13.615 and of NVML's reference.
+"used", "total", "cores", "capability", "compute_mode", "processes": [[pid, bytes]], "mps_processes": [[pid, bytes]],
+"shares": [[pid, µs, percent]], "error", "open_error"}], "xids": [[card, number]], "init_error"}. Each process reports
+an Xid once. Names, values and what is raised when are those of nvidia-ml-py 13.615 and of NVML's reference.
 """
 
 import json
@@ -16,11 +16,19 @@ NVML_SUCCESS = 0
 NVML_ERROR_NOT_SUPPORTED = 3
 NVML_ERROR_NO_PERMISSION = 4
 NVML_ERROR_NOT_FOUND = 6
+NVML_ERROR_DRIVER_NOT_LOADED = 9
 NVML_ERROR_TIMEOUT = 10
+NVML_ERROR_LIBRARY_NOT_FOUND = 12
 NVML_ERROR_FUNCTION_NOT_FOUND = 13
 NVML_ERROR_GPU_IS_LOST = 15
 NVML_ERROR_RESET_REQUIRED = 16
+NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
 NVML_ERROR_UNKNOWN = 999
+NVML_COMPUTEMODE_DEFAULT = 0
+NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 1
+NVML_COMPUTEMODE_PROHIBITED = 2
+NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
+NVML_DEVICE_MIG_ENABLE = 1
 NVML_GPM_METRIC_GRAPHICS_UTIL = 1
 NVML_GPM_METRIC_SM_UTIL = 2
 NVML_GPM_METRIC_SM_OCCUPANCY = 3
@@ -75,6 +83,32 @@ def _card(index: int) -> dict[str, Any]:
 def nvmlInit() -> None:
     if "init_error" in _state():
         raise NVMLError(_state()["init_error"])
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "580.95.05"
+
+
+def nvmlSystemGetCudaDriverVersion_v2() -> int:
+    return 13000
+
+
+def nvmlDeviceGetCudaComputeCapability(device: int) -> tuple[int, int]:
+    major, minor = _card(device).get("capability", (9, 0))
+    return major, minor
+
+
+def nvmlDeviceGetNumGpuCores(device: int) -> int:
+    return int(_card(device).get("cores", 16896))
+
+
+def nvmlDeviceGetComputeMode(device: int) -> int:
+    return int(_card(device).get("compute_mode", NVML_COMPUTEMODE_DEFAULT))
+
+
+def nvmlDeviceGetMigMode(device: int) -> tuple[int, int]:
+    _card(device)
+    raise NVMLError_NotSupported
 
 
 def nvmlDeviceGetCount() -> int:

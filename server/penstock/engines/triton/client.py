@@ -250,14 +250,16 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class DiskLoads:
     """Corrects plain loads of the models in our repositories, by the config on disk.
 
-    label_folder: for cleaned label files. Triton 2.51 would otherwise serve something else:
+    label_folder: for cleaned label files. has_one_card: the GPUs that a config names are numbers of the machine, and
+    Triton has one of them. Triton 2.51 would otherwise serve something else:
     * after a load with a config override, a plain load keeps that override;
     * a folder `2.bak` is read as version 2, without a model file;
     * a label file's byte order mark and carriage returns become part of the labels.
     """
 
-    def __init__(self, repositories: Sequence[Path], label_folder: Path) -> None:
+    def __init__(self, repositories: Sequence[Path], label_folder: Path, *, has_one_card: bool = False) -> None:
         self._repositories = repositories
+        self._has_one_card = has_one_card
         self._label_folder = label_folder
 
     def config_for(self, model_name: str, *, is_overridden: bool) -> str:
@@ -270,6 +272,9 @@ class DiskLoads:
         except InvalidRequest:
             return ""
         is_corrected = self._clean_labels(folder, config)
+        for group in config.instance_group if self._has_one_card else ():
+            is_corrected |= bool(group.gpus)
+            del group.gpus[:]
         versions = chosen_versions(folder, config)
         if versions and _has_lookalike(folder.path):
             config.version_policy.specific.versions[:] = versions

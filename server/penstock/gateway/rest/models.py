@@ -48,11 +48,12 @@ async def live(_: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Whether to send requests here.
 
-    503 with the reason while the engine is not up, and from the start of this gateway's shutdown.
+    503 with the reason while the engine is not up, and from the start of this gateway's shutdown. If one of several
+    GPUs is lost, the others serve, and `details` names it.
     """
     readiness = _plane_of(request).readiness()
     if readiness.is_ready:
-        return json_response({"ready": True})
+        return json_response({"ready": True} | ({"details": list(details)} if (details := readiness.details) else {}))
     content = {"ready": False, "reason": readiness.reason, "error": f"not ready: {readiness.reason}"}
     return json_response(content, 503, {"Retry-After": str(retry_after_whole_s(1.0))})
 

@@ -43,9 +43,10 @@ class Live(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether the server accepts requests."""
+    """Whether the server accepts requests. details: what it lacks though it does, such as one of several GPUs."""
 
     ready: bool
+    details: list[str] = []
 
 
 class TensorMetadata(BaseModel):

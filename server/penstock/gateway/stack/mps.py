@@ -15,6 +15,7 @@ from penstock.engines.torch_serving.config import THREADS_VARIABLE
 from penstock.engines.triton import launch as triton_launch
 from penstock.engines.triton.runtime import Launch
 from penstock.engines.triton.supervisor import EngineState, EngineStatus
+from penstock.gpu.cards import ALL, Card, choose_cards
 from penstock.gpu.mps.control import (
     PIPE_DIRECTORY,
     PROGRAM,
@@ -25,7 +26,7 @@ from penstock.gpu.mps.control import (
     find_program,
 )
 from penstock.gpu.mps.daemon import PLAN_FILE, Daemon, DaemonProcess, ForeignDaemon, OwnDaemon, server_program
-from penstock.gpu.mps.limits import AUTO, VOLTA, ModelClients, too_many_clients, unlimited
+from penstock.gpu.mps.limits import AUTO, VOLTA, ModelClients, memory_by_card, too_many_clients, unlimited
 from penstock.gpu.mps.planner import ModelPlan, plan_models
 from penstock.gpu.mps.recovery import EngineObservation
 from penstock.gpu.mps.supervisor import EngineHandle, MpsSupervisor, processes_using_gpu, processes_with_mark
@@ -47,7 +48,8 @@ class MpsRequest:
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """How MPS is started. is_foreign: external daemon. threads: percentage of every client, 0 for no limit."""
+    """How MPS is started. is_foreign: external daemon. threads: percentage of every client, 0 for no limit. card: UUID
+    of the only card that the daemon serves; empty for every visible one."""
 
     request: MpsRequest
     program: str
@@ -56,6 +58,7 @@ class MpsPlan:
     wanted: tuple[ModelClients, ...]
     reading: NvmlReading
     models: tuple[ModelPlan, ...] = ()
+    card: str = ""
 
     def has_room_beside(self, model: str) -> bool:
         """Whether its GPUs have room for the model a second time."""
@@ -114,14 +117,42 @@ def plan_mps(request: MpsRequest, wanted: Sequence[ModelClients], machine: Machi
     )
 
 
+def plan_card_mps(
+    request: MpsRequest,
+    wanted: Sequence[ModelClients],
+    machine: Machine,
+    cards: Sequence[Card],
+    homes: Mapping[str, Sequence[str]],
+) -> dict[Card, MpsPlan]:
+    """One daemon for each card, so that a fault ends the clients of its card only. An external daemon serves all.
+
+    homes: labels by model, see EngineChoice. Raises MpsUnavailable.
+    """
+    plans = {}
+    for at, card in enumerate(cards):
+        of_card = [
+            replace(row, cards=())
+            for row in wanted
+            if (not row.cards or at in row.cards) and card.label in homes.get(row.model, (card.label,))
+        ]
+        own = replace(machine, environ={**machine.environ, VISIBLE_CARDS: card.uuid})
+        memory = memory_by_card(request.pinned_memory, len(cards)).get(at, "")
+        directory = request.directory / f"card-{at}" if request.directory is not None else None
+        plan = plan_mps(replace(request, pinned_memory=memory, directory=directory), of_card, own)
+        plans[card] = replace(plan, card=card.uuid)
+    return plans
+
+
 def visible_cards(reading: NvmlReading, environ: Mapping[str, str]) -> NvmlReading:
-    """The GPUs in CUDA_VISIBLE_DEVICES, in its order, if it lists numbers; otherwise all."""
-    devices = [device.strip() for device in environ.get(VISIBLE_CARDS, "").split(",") if device.strip()]
-    if not devices or not all(device.isdecimal() for device in devices):
+    """The GPUs in CUDA_VISIBLE_DEVICES, in its order; all with a MIG instance, whose name does not show its card."""
+    visible = environ.get(VISIBLE_CARDS)
+    chosen = choose_cards(ALL, reading, visible)
+    if visible is None or any(card.index is None for card in chosen):
         return reading
     by_index = {card.index: card for card in reading.cards}
-    cards = tuple(by_index[int(device)] for device in devices if int(device) in by_index)
-    return msgspec.structs.replace(reading, cards=cards)
+    return msgspec.structs.replace(
+        reading, cards=tuple(by_index[card.index] for card in chosen if card.index is not None)
+    )
 
 
 def _check_foreign(request: MpsRequest, directory: Path, uid: int) -> None:
@@ -221,7 +252,7 @@ def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
     hold = DaemonProcess(
         plan.program,
         bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
-        environ={**others, ENGINE_ID_VARIABLE: engine_id},
+        environ={**others, ENGINE_ID_VARIABLE: engine_id, **({VISIBLE_CARDS: plan.card} if plan.card else {})},
         clear=lambda child_pid: reap(engine_id, child_pid=child_pid),
         card_count=len(plan.reading.cards),
     )

@@ -23,8 +23,9 @@ from penstock.gateway.auth.access_file import AccessFileError, AccessRules, Empt
 from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
 from penstock.gateway.batching.options import NO_OPTIONS, OptionTexts, read_options
 from penstock.gateway.settings import Settings
-from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_mps, this_machine
+from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_card_mps, plan_mps, this_machine
 from penstock.gateway.workers.running_stacks import run_folders, running_stacks
+from penstock.gpu.cards import Card
 from penstock.gpu.mps.control import MpsUnavailable
 from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.profiling import ProfilerMissing, ProfilerMode, Profiling, plan_profiling
@@ -44,9 +45,19 @@ class CannotStart(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """One Triton of the stack. card: None for one that has every visible card. mps: None without MPS."""
+
+    card: Card | None = None
+    mps: MpsPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineChoice:
     """Settings with a decided engine and MPS, never `auto`. triton: to start, or None. mps: None without MPS.
 
+    cards: the chosen ones, if they are several or `gpus` names them; each of several gets a Triton of its own.
+    card_mps: by card, of several. homes: labels of the cards by model, for models that are not on all.
     origins: of the settings; see settings_origins.
     """
 
@@ -54,6 +65,20 @@ class EngineChoice:
     triton: TritonRuntime | None = None
     mps: MpsPlan | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
+    cards: tuple[Card, ...] = ()
+    card_mps: Mapping[Card, MpsPlan] = field(default_factory=dict)
+    homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def has_engine_per_card(self) -> bool:
+        return self.triton is not None and len(self.cards) > 1
+
+    @property
+    def engine_plans(self) -> tuple[EnginePlan, ...]:
+        """The Tritons to start."""
+        if not self.has_engine_per_card:
+            return (EnginePlan(None, self.mps),)
+        return tuple(EnginePlan(card, self.card_mps.get(card)) for card in self.cards)
 
 
 def check_access(settings: Settings) -> None:
@@ -136,7 +161,11 @@ def choose_mps(choice: EngineChoice) -> EngineChoice:
         request = MpsRequest(
             is_must, settings.mps_directory, settings.mps_active_thread_percentage, settings.mps_pinned_memory
         )
-        plan = plan_mps(request, model_clients(settings), this_machine())
+        wanted = model_clients(settings)
+        if choice.has_engine_per_card:
+            plans = plan_card_mps(request, wanted, this_machine(), choice.cards, choice.homes)
+            return replace(choice, settings=settings.model_copy(update={"mps": "on"}), card_mps=plans)
+        plan = plan_mps(request, wanted, this_machine())
     except MpsUnavailable as error:
         if is_must:
             raise CannotStart(str(error)) from error

@@ -88,7 +88,8 @@ class SyncDone(Message, frozen=True):
 
 
 class CoreState(Message, frozen=True):
-    """Core → worker: state of the engine. owned: batched by the gateway. apart: called by the core only."""
+    """Core → worker: state of the engine. owned: batched by the gateway. apart: called by the core only.
+    left_out: see EngineView."""
 
     is_up: bool
     reason: str
@@ -96,6 +97,7 @@ class CoreState(Message, frozen=True):
     models: tuple[KnownModel, ...]
     owned: tuple[str, ...]
     apart: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}
 
 
 class Sync(Message, frozen=True):

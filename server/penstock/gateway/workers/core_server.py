@@ -193,7 +193,9 @@ class CoreServer:
         watch = self._watch
         models = tuple(watch.models.values())
         owned = tuple(known.name for known in models if self._queues.owns(known.name))
-        return CoreState(watch.is_up, watch.reason, watch.generation, models, owned, self._apart())
+        return CoreState(
+            watch.is_up, watch.reason, watch.generation, models, owned, self._apart(), dict(watch.left_out)
+        )
 
     def _tell(self, *, is_due: bool) -> None:
         state = self._state()

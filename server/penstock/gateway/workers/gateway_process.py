@@ -83,9 +83,16 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class RestartEngine(msgspec.Struct, frozen=True, tag=True):
-    """Gateway → parent: the engine runs but cannot work."""
+    """Gateway → parent: the engine runs but cannot work. card: label of the one engine of several; empty for all."""
 
     reason: str
+    card: str = ""
+
+
+class LostCards(msgspec.Struct, frozen=True, tag=True):
+    """Gateway → parent: the cards that are lost now, and why, by label. Sent at each change."""
+
+    reasons: dict[str, str]
 
 
 class RestartModel(msgspec.Struct, frozen=True, tag=True):
@@ -97,7 +104,9 @@ class RestartModel(msgspec.Struct, frozen=True, tag=True):
     has_own_engine: bool = False  # whether to start a new engine process for it
 
 
-ControlMessage = EngineStatusMessage | GatewayServes | GatewayReady | WorkerReady | RestartEngine | RestartModel
+ControlMessage = (
+    EngineStatusMessage | GatewayServes | GatewayReady | WorkerReady | RestartEngine | RestartModel | LostCards
+)
 _DECODER: msgspec.json.Decoder[ControlMessage] = msgspec.json.Decoder(ControlMessage)
 
 

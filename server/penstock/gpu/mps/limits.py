@@ -57,8 +57,8 @@ def too_many_clients(wanted: Iterable[ModelClients], reading: NvmlReading) -> st
         if total > limit:
             largest, _ = counts.most_common(1)[0]
             return (
-                f"{total} MPS clients on card {index}, {total - TRITON_CLIENTS} model instances and Triton's own, are "
-                f"more than the {limit} that MPS serves on a {card.name}; lower the count of {largest!r} "
+                f"{total} MPS clients on card {card.index}, {total - TRITON_CLIENTS} model instances and Triton's own, "
+                f"are more than the {limit} that MPS serves on a {card.name}; lower the count of {largest!r} "
                 f"({counts[largest]}) in its config.pbtxt's instance_group, or serve fewer with --models"
             )
     return ""

@@ -76,13 +76,23 @@ class CardHealth:
         return dict(self._xids)
 
     @property
+    def lost(self) -> Mapping[str, str]:
+        """Lost cards that are visible to CUDA, by UUID: one sentence with the fix."""
+        return {
+            key: f"GPU {index} ({key}) is lost: {trouble.reason}; {_FIX}"
+            for key, trouble in self._faults.items()
+            if (index := self._known.get(key)) is not None and is_visible(index, key, self._visible)
+        }
+
+    @property
+    def uuids(self) -> Mapping[str, int]:
+        """All known cards: index by UUID."""
+        return dict(self._known)
+
+    @property
     def reason(self) -> str:
         """Why models cannot be served on the GPU; empty if all cards visible to CUDA are healthy."""
-        for key, trouble in self._faults.items():
-            index = self._known.get(key)
-            if index is not None and is_visible(index, key, self._visible):
-                return f"GPU {index} ({key}) is lost: {trouble.reason}; {_FIX}"
-        return ""
+        return next(iter(self.lost.values()), "")
 
 
 def is_visible(index: int, uuid: str, visible: str | None) -> bool:

@@ -78,6 +78,7 @@ class TelemetryReader:
         self._reasons: dict[int, str] = {}
         self._why = ""
         self.health = health
+        self.observed: Callable[[], None] = lambda: None  # set by a composer; called after each message
 
     def loads(self) -> tuple[CardLoad, ...]:
         """Each card's means over window_s; empty without measurements."""
@@ -127,6 +128,7 @@ class TelemetryReader:
                 line = msgspec.json.decode(text, type=TelemetryMessage)
                 self.health.observe(line)
                 self._publish(line)
+                self.observed()
                 if line.cards:
                     self._lines.append(line)
             max_wait_s = self._options.silent_s
@@ -191,6 +193,7 @@ def telemetry_metrics(telemetry: TelemetryReader | None) -> dict[str, Callable[[
     }
     readers["gpu_process_memory_bytes"] = lambda: _by_process(telemetry.loads(), "memory_bytes")
     readers["gpu_process_time_share"] = lambda: _by_process(telemetry.loads(), "time_share")
+    readers["gpu_info"] = lambda: {(str(index), uuid): 1.0 for uuid, index in health.uuids.items()}
     readers["gpu_up"] = lambda: {(str(index),): float(not reason) for index, reason in health.cards.items()}
     readers["gpu_xid_errors_total"] = lambda: {(str(gpu), str(xid)): count for (gpu, xid), count in health.xids.items()}
     return readers

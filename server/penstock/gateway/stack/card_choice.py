@@ -1,0 +1,87 @@
+"""Chooses the cards of the stack before anything starts, and places the models on them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.engines.config_pbtxt import gpu_instances
+from penstock.gateway.settings import Settings
+from penstock.gateway.stack.mps import Machine, this_machine
+from penstock.gateway.stack.startup import CannotStart, EngineChoice
+from penstock.gpu.cards import ALL, Card, GpusRefused, choose_cards
+from penstock.gpu.mps.control import VISIBLE_CARDS
+from penstock.gpu.nvml import NvmlOutcome, NvmlReading
+from penstock.gpu.placement import CardState, ModelNeed, place
+from penstock.gpu.telemetry.reader import has_driver
+from penstock.logs import get_logger
+
+log = get_logger("stack")
+_NO_CARDS = NvmlReading(NvmlOutcome.NO_DRIVER)
+# A CUDA context with PyTorch takes about half a GiB; captured graphs hold activations beside the weights.
+CONTEXT_BYTES, WEIGHT_COPIES = 600 << 20, 2
+
+
+def with_cards(choice: EngineChoice, machine: Machine | None = None) -> EngineChoice:
+    """The choice with the cards of the setting `gpus`, and with the models placed on them. Raises CannotStart.
+
+    machine: None for this one, whose NVML is read only if a driver is here or `gpus` names cards.
+    """
+    settings = choice.settings
+    has_wish = settings.gpus != ALL
+    if settings.engine_is_external:
+        if has_wish:
+            raise CannotStart("--gpus is for an engine that is started here, and --engine is a URL; leave it out")
+        return choice
+    if machine is None:
+        has_cards = has_wish or has_driver()
+        machine = this_machine() if has_cards else Machine(_NO_CARDS, "", os.environ, os.geteuid())
+    try:
+        cards = choose_cards(settings.gpus, machine.reading, machine.environ.get(VISIBLE_CARDS))
+    except GpusRefused as error:
+        raise CannotStart(f"--gpus: {error}") from error
+    if len(cards) > 1 and choice.triton is not None:
+        return _placed(choice, cards)
+    if len(cards) > 1 and has_wish:
+        raise CannotStart(
+            f"gpus is {settings.gpus!r}, and the embedded engine uses one card; name one, or use --engine triton"
+        )
+    return replace(choice, cards=cards if has_wish else ())
+
+
+def show_cards(choice: EngineChoice) -> None:
+    """Shows CUDA the cards that `gpus` names, in this process and all that it starts."""
+    if choice.settings.gpus != ALL:
+        os.environ[VISIBLE_CARDS] = ",".join(card.uuid for card in choice.cards)
+
+
+def _placed(choice: EngineChoice, cards: tuple[Card, ...]) -> EngineChoice:
+    """The choice with a Triton for each card, and each model's cards. Raises CannotStart."""
+    if any(port is not None for port in choice.settings.engine_ports):
+        one = cards[0].uuid if cards[0].index is None else cards[0].index
+        raise CannotStart(
+            "--engine-http-port, --engine-grpc-port and --engine-metrics-port open the ports of one Triton, and each "
+            f"of the {len(cards)} cards has its own; leave them out, or choose one card: --gpus {one}"
+        )
+    placement = place([CardState(card) for card in cards], list(_model_needs(choice.settings)))
+    log.info("an engine process for each card", cards=", ".join(f"{card.label} ({card.name})" for card in cards))
+    for name, reason in sorted(placement.reasons.items()):
+        log.info("model is placed", model=name, cards=reason)
+    homes = {
+        name: tuple(cards[at].label for at in places)
+        for name, places in placement.models.items()
+        if len(places) < len(cards)
+    }
+    return replace(choice, cards=cards, homes=homes)
+
+
+def _model_needs(settings: Settings) -> Iterator[ModelNeed]:
+    """GPU memory that the models to load need, estimated from their files, and the cards that they name."""
+    for repository in settings.repositories:
+        for config in sorted(repository.glob("*/config.pbtxt")):
+            if settings.models is not None and config.parent.name not in settings.models:
+                continue
+            groups = gpu_instances(config)
+            size = sum(file.stat().st_size for file in config.parent.glob("*/*") if file.is_file())
+            memory = sum(group.count for group in groups) * (CONTEXT_BYTES + WEIGHT_COPIES * size)
+            named = {card for group in groups for card in group.cards}
+            yield ModelNeed(config.parent.name, memory, cards=tuple(sorted(named)))
