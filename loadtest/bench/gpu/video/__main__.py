@@ -272,7 +272,11 @@ def environ_of_mps(stack: RunningStack | None) -> dict[str, str] | None:
 def run(options: argparse.Namespace, stack: ExitStack) -> int:
     """0 if every piece is measured; else 1."""
     todo = Folder(options.out).left_of(pieces_of(options.only, options.cameras, options.rounds))
-    work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-video-")))
+    work = (
+        options.work.resolve()
+        if options.work
+        else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-video-")))
+    )
     work.mkdir(parents=True, exist_ok=True)
     _say(f"{len(todo)} pieces to do, work in {work}")
     card = stack.enter_context(CardMeter(is_gpu=options.is_gpu))  # first: without a GPU it ends here
@@ -313,8 +317,9 @@ def _conditions(options: argparse.Namespace, piece: BenchPiece) -> dict[str, str
     driver = f"driver {reading.driver}" if reading.cards else "no GPU"
     facts["gpu versions"] = ", ".join([driver, *filter(None, map(_version, _VERSIONS_OF))])
     model = options.model or LOADS[piece.part if piece.part in LOADS else "streams"].model
-    how = f" ({options.instances} instances, batching {_BATCHING}, at most {_EXPORTS[model][-1]})"
-    facts["model"] = f"{model}{how if model in _EXPORTS else ''}"
+    if model in _EXPORTS:
+        model += f" ({options.instances} instances, batching {_BATCHING}, at most {_EXPORTS[model][-1]})"
+    facts["model"] = model
     decoding = f"{options.cameras_per_process} cameras a decode process, MPS {options.mps}"
     facts["programs"] = (
         f"{options.programs}, {decoding if options.is_gpu else 'a decode process a camera, the CPU alone'}, "
