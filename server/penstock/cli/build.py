@@ -117,7 +117,7 @@ def print_engine(console: Console, title: str, built: "BuiltEngine", file: Path)
         console.print(f"  {line}", markup=False, soft_wrap=True)
     table = Table("layers", "ONNX operators of each")
     for pattern in built.table.patterns:
-        table.add_row(str(pattern.layers), operators_text(pattern.operators))
+        table.add_row(str(pattern.layers), operators_text(pattern))
     console.print(table)
     console.print(f"  all layers: {file.with_suffix('.md')}", markup=False, soft_wrap=True)
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.engines.ort_serving.placement import Precision
 from penstock.models.tensorrt_rtx.build import BuiltEngine
-from penstock.models.tensorrt_rtx.layers import FusionTable, OnnxNode, read_layers
+from penstock.models.tensorrt_rtx.layers import EngineLayer, FusedPattern, FusionTable, OnnxNode, read_layers
 from penstock.models.tensorrt_rtx.page import as_json, operators_text, page, shape_text, summary_lines
 
 _TENSOR = "{ Name: t, Dimensions: [-1,16,8,8], Strides: [1024,1,128,16], StrideOrder: [3,0,2,1], Datatype: Float, "
@@ -16,7 +16,7 @@ TEXT = "Layers:\n" + "\n".join(
     for name, kind, outputs, event, nodes in (
         ("shape", "shape_call", "", "", ""),
         ("wait_1", "wait", "", "EventId: 3, ", ""),
-        ("move", "kgen", f" {_TENSOR}Format: (NHWC) Channel major format }}", "", ""),
+        ("__myl_MoveSlicSlic_myl0_3", "kgen", f" {_TENSOR}Format: (NHWC) Channel major format }}", "", ""),
         (
             "conv, fused",
             "runtime_fusion",
@@ -47,8 +47,9 @@ def table() -> FusionTable:
 def test_layers_hold_their_nodes_in_the_graphs_order(table: FusionTable) -> None:
     """Layers that only order streams are counted apart; names that are not the graph's are left out."""
     assert [layer.operators for layer in table.layers] == [(), ("Conv", "Sigmoid", "Mul"), ("Conv", "Relu")]
+    assert [layer.own_operators for layer in table.layers] == [("Move", "Slic", "Slic"), (), ()]
     assert table.layers[1].outputs == ("Float [-1,16,8,8] Linear",)
-    assert (table.node_count, table.control_count, table.fused_count) == (6, 2, 2)
+    assert (table.node_count, table.control_count, table.fused_count) == (6, 2, 3)
     assert table.folded == {"Shape": 1}
 
 
@@ -65,8 +66,8 @@ def test_report_shows_every_layer_and_who_can_run_it(table: FusionTable) -> None
     assert summary_lines(built)[:4] == [
         "for 8.9 (Ada: L4, L40, RTX 40) in FP16 by TensorRT-RTX 1.7.1.116: 5.0 MB in 0.5 s",
         "inputs: x [1–4, 3, 8, 8]",
-        "6 ONNX nodes became 3 layers; 2 of them hold several nodes; 2 further layers only order streams or compute "
-        "shapes",
+        "6 ONNX nodes became 3 layers; 3 of them are of several operators; besides, layers that order streams or "
+        "compute shapes: 2",
         "computed in advance, not needed, or merged into a layer that names no nodes: 1 Shape",
     ]
     text = page("best", built)
@@ -82,6 +83,7 @@ def test_report_shows_every_layer_and_who_can_run_it(table: FusionTable) -> None
 
 def test_texts_are_short() -> None:
     """Repeated operators are counted, and equal sides are written once."""
-    assert operators_text(("Slice", "Slice", "Concat")) == "Slice × 2 + Concat"
-    assert operators_text(()) == "(added by TensorRT)"
+    assert operators_text(FusedPattern(("Slice", "Slice", "Concat"), (), 1)) == "Slice × 2 + Concat"
+    assert operators_text(FusedPattern((), ("Fc", "Mul", "Mul"), 1)) == "(TensorRT's Fc + Mul × 2)"
+    assert operators_text(EngineLayer("gemm_12", "gemm", (), ())) == "(TensorRT's own)"
     assert shape_text((1, 3), (8, 3)) == "[1–8, 3]"

@@ -16,6 +16,7 @@ _LAYER = re.compile(
     r"TacticName: .*?, StreamId: \d+(?:, EventId: \d+)?, Metadata: (?P<nodes>.*)$"
 )
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=\x1f|$)")  # U+001F between them
+_OWN_NAME, _PART = re.compile(r"__myl_(\w+?)_myl\d"), re.compile(r"[A-Z][a-z0-9]*")
 _TENSOR = re.compile(r"Dimensions: (\[[^\]]*\]), .*?Datatype: (\w+), Format: \((\w+)\)")
 
 
@@ -29,7 +30,7 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class EngineLayer:
-    """A layer of the engine. nodes: ONNX nodes that it holds, in the graph's order; empty for one that TensorRT added.
+    """A layer of the engine. nodes: ONNX nodes that it holds, in the graph's order; empty if TensorRT names none.
 
     kind: TensorRT's layer type. outputs: "Float [-1,16,208,208] NHWC", one a tensor.
     """
@@ -41,14 +42,25 @@ class EngineLayer:
 
     @property
     def operators(self) -> tuple[str, ...]:
+        """Of ONNX."""
         return tuple(node.operator for node in self.nodes)
+
+    @property
+    def own_operators(self) -> tuple[str, ...]:
+        """TensorRT's own, by the layer's name, of a layer without nodes: Fc, Mul, Add, Relu of __myl_FcMulAddRelu_…
+
+        A matrix product that TensorRT made of a convolution is such a layer, and so is a change of the memory layout.
+        """
+        found = None if self.nodes else _OWN_NAME.match(self.name)
+        return tuple(_PART.findall(found[1])) if found is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class FusedPattern:
-    """Layers that hold the same operators in the same order."""
+    """Layers that hold the same operators in the same order. own_operators: where they name no ONNX nodes."""
 
     operators: tuple[str, ...]
+    own_operators: tuple[str, ...]
     layers: int
 
 
@@ -67,14 +79,14 @@ class FusionTable:
 
     @property
     def patterns(self) -> tuple[FusedPattern, ...]:
-        """By number of layers, the most frequent first. Layers that TensorRT added have no operators."""
-        counts = Counter(layer.operators for layer in self.layers)
-        return tuple(FusedPattern(operators, count) for operators, count in counts.most_common())
+        """By number of layers, the most frequent first."""
+        counts = Counter((layer.operators, layer.own_operators) for layer in self.layers)
+        return tuple(FusedPattern(*operators, count) for operators, count in counts.most_common())
 
     @property
     def fused_count(self) -> int:
-        """Layers that hold more than one node."""
-        return sum(len(layer.nodes) > 1 for layer in self.layers)
+        """Layers of more than one operator."""
+        return sum(len(layer.operators) > 1 or len(layer.own_operators) > 1 for layer in self.layers)
 
 
 def read_layers(text: str, nodes: Sequence[OnnxNode]) -> FusionTable:

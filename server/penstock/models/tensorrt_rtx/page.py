@@ -6,17 +6,22 @@ from pathlib import Path
 
 from penstock.gpu.tensorrt import MIN_DRIVER, TensorRtAdvice, advise_tensorrt, capability_text
 from penstock.models.tensorrt_rtx.build import BuiltEngine, Shape
-from penstock.models.tensorrt_rtx.layers import FusionTable
+from penstock.models.tensorrt_rtx.layers import EngineLayer, FusedPattern, FusionTable
 
-ADDED = "(added by TensorRT)"  # in place of operators
 SERVED = "ONNX Runtime's TensorRT-RTX plug-in serves it"
 NEVER_RUN = "It was built on a CPU; no GPU ran it."
 
 
-def operators_text(operators: Sequence[str]) -> str:
-    """`Slice × 4 + Concat` of the operators that a layer holds."""
+def operators_text(one: EngineLayer | FusedPattern) -> str:
+    """`Slice × 4 + Concat` of the operators that a layer holds; in brackets TensorRT's own, if it names no nodes."""
+    if one.operators:
+        return _counted(one.operators)
+    return f"(TensorRT's {_counted(one.own_operators)})" if one.own_operators else "(TensorRT's own)"
+
+
+def _counted(operators: Sequence[str]) -> str:
     runs = ((name, len(list(run))) for name, run in groupby(operators))
-    return " + ".join(name if count == 1 else f"{name} × {count}" for name, count in runs) or ADDED
+    return " + ".join(name if count == 1 else f"{name} × {count}" for name, count in runs)
 
 
 def shape_text(least: Shape, greatest: Shape) -> str:
@@ -33,8 +38,8 @@ def summary_lines(built: BuiltEngine) -> list[str]:
         f"for {capability_text(built.architecture)} ({advice.cards}) in {built.precision.name} by TensorRT-RTX "
         f"{built.library}: {built.engine_bytes / 1e6:.1f} MB in {built.build_s:.1f} s",
         f"inputs: {inputs}",
-        f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them hold several "
-        f"nodes; {table.control_count} further layers only order streams or compute shapes",
+        f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them are of several "
+        f"operators; besides, layers that order streams or compute shapes: {table.control_count}",
         *_folded(table),
         _served(advice),
     ]
@@ -71,13 +76,17 @@ def as_json(built: BuiltEngine, file: Path) -> dict[str, object]:
         "fused_layers": table.fused_count,
         "control_layers": table.control_count,
         "folded": table.folded,
-        "patterns": [{"operators": one.operators, "layers": one.layers} for one in table.patterns],
+        "patterns": [
+            {"operators": one.operators, "tensorrt_operators": one.own_operators, "layers": one.layers}
+            for one in table.patterns
+        ],
         "layers": [
             {
                 "name": layer.name,
                 "kind": layer.kind,
                 "nodes": [node.name for node in layer.nodes],
                 "operators": layer.operators,
+                "tensorrt_operators": layer.own_operators,
                 "outputs": layer.outputs,
             }
             for layer in table.layers
@@ -88,9 +97,9 @@ def as_json(built: BuiltEngine, file: Path) -> dict[str, object]:
 def page(title: str, built: BuiltEngine) -> str:
     """The Markdown page of an engine: summary, the fusion table, and all layers."""
     facts = "\n".join(f"* {line}" for line in summary_lines(built))
-    patterns = "\n".join(f"| {one.layers} | {operators_text(one.operators)} |" for one in built.table.patterns)
+    patterns = "\n".join(f"| {one.layers} | {operators_text(one)} |" for one in built.table.patterns)
     layers = "\n".join(
-        f"| {number} | {layer.kind} | {operators_text(layer.operators)} | "
+        f"| {number} | {layer.kind} | {operators_text(layer)} | "
         f"{', '.join(f'`{node.name}`' for node in layer.nodes) or f'`{layer.name}`'} | {'; '.join(layer.outputs)} |"
         for number, layer in enumerate(built.table.layers, 1)
     )
