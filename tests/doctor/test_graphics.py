@@ -102,28 +102,30 @@ def test_image_of_a_machine_names_tag_driver_and_danger(
 
 
 @pytest.mark.parametrize(
-    ("card", "driver", "status", "words"),
+    ("card", "driver", "has_plugin", "words", "advice"),
     [
-        (A100, "580.95.05", Severity.OK, "NVIDIA A100-SXM4-40GB takes CUDA (backend torch"),
-        (L4, "580.95.05", Severity.OK, "NVIDIA L4 takes TensorRT-RTX (penstock models build NAME --for 8.9"),
-        (L4, "570.86.10", Severity.NOTE, "NVIDIA L4 takes TensorRT-RTX"),
+        (A100, "580.95.05", False, "NVIDIA A100-SXM4-40GB takes CUDA (backend torch", ""),
+        (L4, "580.95.05", True, "NVIDIA L4 takes TensorRT-RTX (penstock models build NAME --for 8.9", ""),
+        (L4, "580.95.05", False, "NVIDIA L4 takes TensorRT-RTX", "install the plug-in that serves it: pip install"),
+        (L4, "570.86.10", True, "NVIDIA L4 takes TensorRT-RTX", "driver 570.86.10 is too old for it: install 580"),
     ],
 )
-def test_tensorrt_of_a_card_names_what_it_takes(card: GpuDevice, driver: str, status: Severity, words: str) -> None:
-    """What runs models on the card, and the driver if it is too old for TensorRT-RTX."""
-    (finding,) = graphics.tensorrt_findings(reading(card, driver=driver))
-    assert (finding.id, finding.status) == ("tensorrt.card0", status)
+def test_tensorrt_of_a_card_names_what_it_takes(
+    card: GpuDevice, driver: str, words: str, advice: str, *, has_plugin: bool
+) -> None:
+    """What runs models on the card, and what TensorRT-RTX still needs: a newer driver, or the plug-in."""
+    (finding,) = graphics.tensorrt_findings(reading(card, driver=driver), has_plugin=has_plugin)
+    assert (finding.id, finding.status) == ("tensorrt.card0", Severity.NOTE if advice else Severity.OK)
     assert finding.found.startswith(words)
-    assert finding.advice == (
-        "" if status is Severity.OK else f"driver {driver} is too old for it: install 580 or newer"
-    )
+    assert finding.advice.startswith(advice)
 
 
 def test_tensorrt_has_one_finding_for_cards_of_one_kind() -> None:
     """Eight equal cards are not eight lines; a machine without cards has a line, too."""
     cards = [msgspec.structs.replace(card, index=index) for index, card in enumerate((T4, L4, T4, L4))]
-    assert [one.id for one in graphics.tensorrt_findings(reading(*cards))] == ["tensorrt.card0", "tensorrt.card1"]
-    assert [one.id for one in graphics.tensorrt_findings(NO_LIBRARY)] == ["tensorrt.card"]
+    found = graphics.tensorrt_findings(reading(*cards), has_plugin=True)
+    assert [one.id for one in found] == ["tensorrt.card0", "tensorrt.card1"]
+    assert [one.id for one in graphics.tensorrt_findings(NO_LIBRARY, has_plugin=False)] == ["tensorrt.card"]
 
 
 def test_image_without_a_gpu_has_nothing_to_fit() -> None:

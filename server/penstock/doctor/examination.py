@@ -28,8 +28,14 @@ def _examine_graphics(plan: StackPlan) -> list[Finding]:
     facts = gpu.probe_graphics()
     reading = facts.reading
     on_video = gpu.video_findings(gpu.probe_video()) if reading.cards else gpu.no_card_findings()
-    of_card = [*gpu.graphics_findings(facts), *gpu.image_findings(reading), *gpu.tensorrt_findings(reading)]
-    return [*of_card, *mps.mps_findings(mps.probe_mps(), reading), *on_video]
+    tensorrt = gpu.tensorrt_findings(reading, has_plugin=gpu.has_tensorrt_plugin())
+    return [
+        *gpu.graphics_findings(facts),
+        *gpu.image_findings(reading),
+        *tensorrt,
+        *mps.mps_findings(mps.probe_mps(), reading),
+        *on_video,
+    ]
 
 
 EXAMINERS = (

@@ -224,20 +224,32 @@ def _halves(sentence: str) -> tuple[str, str]:
     return found, advice
 
 
-def tensorrt_findings(reading: NvmlReading) -> list[Finding]:
+def has_tensorrt_plugin() -> bool:
+    """Whether ONNX Runtime's plug-in for TensorRT-RTX is installed here."""
+    return not missing_of(("onnxruntime-ep-nv-tensorrt-rtx-cu13",))
+
+
+def tensorrt_findings(reading: NvmlReading, *, has_plugin: bool) -> list[Finding]:
     """Which TensorRT takes the cards: a finding for the first card of each compute capability."""
     if not reading.cards:
         return [Finding("tensorrt.card", Severity.OK, "no NVIDIA GPU, so no TensorRT; engines can be built here")]
     first = {card.capability: card for card in reversed(reading.cards)}
-    return [_tensorrt(card, reading.driver) for card in sorted(first.values(), key=lambda card: card.index)]
+    return [
+        _tensorrt(card, reading.driver, has_plugin=has_plugin)
+        for card in sorted(first.values(), key=lambda card: card.index)
+    ]
 
 
-def _tensorrt(card: GpuDevice, driver: str | None) -> Finding:
+def _tensorrt(card: GpuDevice, driver: str | None, *, has_plugin: bool) -> Finding:
     name, advice = f"tensorrt.card{card.index}", advise_tensorrt(card.capability)
     found = f"{card.name} takes {advice.sentence}"
     branch = (driver or "").partition(".")[0]
     if advice.is_served and branch.isdecimal() and int(branch) < MIN_DRIVER:
         return Finding(name, Severity.NOTE, found, f"driver {driver} is too old for it: install {MIN_DRIVER} or newer")
+    if advice.is_served and not has_plugin:
+        return Finding(
+            name, Severity.NOTE, found, "install the plug-in that serves it: pip install 'penstock[tensorrt]'"
+        )
     return Finding(name, Severity.OK, found)
 
 

@@ -98,6 +98,7 @@ def build_engine(request: BuildRequest, on_phase: OnPhase = lambda *_: None) -> 
     folder = model.parent / FOLDER
     folder.mkdir(exist_ok=True)
     part = folder / f".{os.getpid()}.part"
+    part.touch()  # a build beside this one that fails removes an empty folder
     try:
         built = _run_child(request, part, on_phase)
         prefix = engine_prefix(model.stem, request.architecture, request.precision)
