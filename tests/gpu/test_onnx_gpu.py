@@ -3,10 +3,12 @@
 Needs onnxruntime-gpu (make gpu). Models of ../shared/models; a test whose model is absent skips.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,12 +22,14 @@ import tritonclient.grpc as grpc_client
 
 from penstock.engines.ort_serving.answers import difference
 from penstock.engines.ort_serving.config import Signature, complete
+from penstock.engines.ort_serving.cudart import CudaRuntime
 from penstock.engines.ort_serving.opening import Opened, Placement, open_model
 from penstock.engines.ort_serving.placement import EngineFacts, read_facts
 from penstock.engines.ort_serving.session import OrtModel
 from penstock.engines.triton.runtime import TritonUnavailable, find_triton
 from tests.engines import onnx_models
 from tests.engines.triton_of_onnx_models import RunningTriton, running_triton
+from tests.support.waiting import until
 from tests.test_architecture import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -232,6 +236,38 @@ def test_triton_serves_the_model_on_the_gpu(triton: RunningTriton, open_on: Open
             3549,
             85,
         )
+
+
+def test_embedded_engine_serves_on_the_gpu_and_frees_it(open_on: Open, tmp_path: Path) -> None:
+    """A model without a kind is on the GPU; after three loads and unloads the memory is as after the first."""
+    from penstock.engines.embedded.engine import EmbeddedEngine
+    from penstock.protocol.inference import InferRequest, tensor_from_numpy
+
+    assert open_on
+    folder = tmp_path / "yolox" / "1"
+    folder.mkdir(parents=True)
+    if not (MODELS / f"{YOLOX}.onnx").is_file():
+        pytest.skip(f"needs {MODELS}")
+    shutil.copyfile(MODELS / f"{YOLOX}.onnx", folder / "model.onnx")
+    text = TENSORS.replace("instance_group [ { kind: KIND_GPU count: 1 } ] dynamic_batching { }", "")
+    (folder.parent / "config.pbtxt").write_text(text)
+    free: list[int] = []
+
+    async def serve() -> None:
+        engine = EmbeddedEngine((tmp_path,))
+        for _ in range(3):
+            await engine.load("yolox")
+            assert engine.facts("yolox") == EngineFacts("cuda", 0, "fp16", (1, 2, 4, 8))
+            asked = InferRequest("yolox", (tensor_from_numpy("images", pictures(3, 416)),))
+            answers = await asyncio.gather(*(engine.infer(asked) for _ in range(8)))
+            assert {answer.outputs[0].shape for answer in answers} == {(3, 3549, 85)}
+            await engine.unload("yolox")
+            await until(lambda: not any("cuda-yolox" in one.name for one in threading.enumerate()))
+            free.append(CudaRuntime(0).free_bytes())
+        await engine.aclose()
+
+    asyncio.run(serve())
+    assert free[2] >= free[0] - (64 << 20), free
 
 
 LOSE_CONTEXT = """

@@ -313,7 +313,8 @@ class EmbeddedEngine(InProcessRelay):
         if opened.failures:
             reasons = "; ".join(f"version {number}: {reason}" for number, reason in opened.failures.items())
             raise ModelNotReady(f"model {model.name!r} cannot be loaded: {reasons}")
-        log.info("model loaded", model=model.name, versions=",".join(map(str, sorted(model.serving))))
+        facts, versions = model.serving[max(model.serving)].facts, ",".join(map(str, sorted(model.serving)))
+        log.info("model loaded", model=model.name, versions=versions, device=facts.device, precision=facts.precision)
 
     def _loaded(self, task: "asyncio.Task[None]") -> None:
         self._loads.discard(task)
