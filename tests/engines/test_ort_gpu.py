@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from penstock.engines.ort_serving import opening
+from penstock.engines.ort_serving.batch import BatchRunner, OrtRequest
 from penstock.engines.ort_serving.config import (
     OrtDeviceLost,
     OrtLoadError,
@@ -20,6 +21,7 @@ from penstock.engines.ort_serving.config import (
     validate,
 )
 from penstock.engines.ort_serving.cudart import CudaUnavailable
+from penstock.engines.ort_serving.device_tensor import DeviceTensor
 from penstock.engines.ort_serving.opening import Opened, Placement, open_model
 from penstock.engines.ort_serving.session import OrtModel
 from tests.engines import onnx_models
@@ -131,6 +133,32 @@ def test_input_on_the_gpu_with_gaps_is_rejected(bench: Bench) -> None:
     with pytest.raises(OrtRequestError, match="input 'x' on the GPU is not contiguous") as raised:
         y_of(opened, DeviceArray(rows(1, 2), strides=(24, 4)))
     assert raised.value.is_client_error
+
+
+def test_requests_in_gpu_memory_share_a_run(bench: Bench) -> None:
+    """Tensors by DLPack and one in host memory: one run, each is copied once to its place, answers are their own."""
+    opened = bench.open(onnx_models.plus(1))
+    model = OrtModel(opened.session, opened.signature, opened.config)
+    arrays = [DeviceTensor(rows(1, 2).__dlpack__()), rows(3), DeviceTensor(rows(4).__dlpack__())]
+    bench.sessions[0].runs.clear()
+    bench.cuda.copies.clear()
+    outcomes = BatchRunner(model.run, is_batching=True).answer([OrtRequest({"x": x}, ("y",)) for x in arrays])
+    assert [outcome["y"][:, 0].tolist() for outcome in outcomes if isinstance(outcome, dict)] == [[2, 3], [4], [5]]
+    assert [size for _, size in bench.sessions[0].runs] == [4]
+    assert bench.cuda.copies[:3] == [24, 12, 12]
+
+
+def test_device_tensor_has_the_type_shape_and_address_of_its_capsule() -> None:
+    """Every type that numpy has, and a view with gaps, whose strides are in bytes."""
+    for dtype in ("bool", "uint8", "int64", "float16", "float64"):
+        array = np.zeros((2, 3), dtype)
+        tensor = DeviceTensor(array.__dlpack__())
+        assert (tensor.dtype, tensor.shape) == (array.dtype, (2, 3))
+        assert tensor.__cuda_array_interface__["data"][0] == array.ctypes.data
+    view = np.zeros((4, 6), np.float32)[:, ::2]
+    assert DeviceTensor(view.__dlpack__()).__cuda_array_interface__["strides"] == view.strides
+    with pytest.raises(ValueError, match="DLPack's type 5 of 64 bits"):
+        DeviceTensor(np.zeros(2, np.complex64).__dlpack__())
 
 
 def test_input_of_another_shape_gets_onnx_runtimes_error(bench: Bench) -> None:

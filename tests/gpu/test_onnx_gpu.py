@@ -4,6 +4,7 @@ Needs onnxruntime-gpu (make gpu). Models of ../shared/models; a test whose model
 """
 
 import asyncio
+import itertools
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ import onnxruntime as ort
 import pytest
 import tritonclient.grpc as grpc_client
 
+from loadtest.bench.gpu.stretch import CudaRegions, noise_of
+from loadtest.bench.gpu.tritons import Face, TensorFace
 from penstock.engines.ort_serving.answers import difference
 from penstock.engines.ort_serving.config import Signature, complete
 from penstock.engines.ort_serving.cudart import CudaRuntime
@@ -185,7 +188,14 @@ output [ { name: "output" data_type: TYPE_FP32 dims: [ 3549, 85 ] } ]
 instance_group [ { kind: KIND_GPU count: 1 } ] dynamic_batching { }
 parameters { key: "precision" value { string_value: "fp16" } }
 parameters { key: "network-type" value { string_value: "0" } }
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 """
+SIDE, ANCHORS = 416, 3549
+FACE = Face(
+    TensorFace("images", "FP32", (3, SIDE, SIDE), 4 * 3 * SIDE * SIDE),
+    TensorFace("output", "FP32", (ANCHORS, 85), 4 * ANCHORS * 85),
+    True,
+)
 PICTURES = (
     TENSORS.replace("TYPE_FP32 dims: [ 3, 416, 416 ]", "TYPE_STRING dims: [ 1 ]")
     + """parameters { key: "image-decoder" value { string_value: "engine" } }
@@ -268,6 +278,25 @@ def test_embedded_engine_serves_on_the_gpu_and_frees_it(open_on: Open, tmp_path:
 
     asyncio.run(serve())
     assert free[2] >= free[0] - (64 << 20), free
+
+
+def test_triton_passes_cuda_shared_memory_to_the_session(triton: RunningTriton) -> None:
+    """Rows in the GPU's memory, alone and in batches that Triton forms, are answered as the same rows in a request."""
+    rows = np.frombuffer(noise_of(FACE, 4), np.float32).reshape(4, 3, SIDE, SIDE)
+    port = int(triton.http_url.rpartition(":")[2])
+    with CudaRegions(FACE, 2, 4) as regions, grpc_client.InferenceServerClient(triton.grpc_address) as client:
+        regions.register(port)
+        for region, count in itertools.product(regions.regions, (1, 4)):
+            by_value = grpc_client.InferInput("images", [count, 3, SIDE, SIDE], "FP32")
+            by_value.set_data_from_numpy(rows[:count])
+            shared = grpc_client.InferInput("images", [count, 3, SIDE, SIDE], "FP32")
+            shared.set_shared_memory(region.name, count * FACE.input.row_bytes)
+            found, expected = (
+                {"output": client.infer("tensors", [tensor], client_timeout=60).as_numpy("output")}
+                for tensor in (shared, by_value)
+            )
+            assert difference(expected, found)[0] <= 1e-3
+        client.unregister_cuda_shared_memory()
 
 
 LOSE_CONTEXT = """

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from .config import Config, OrtLoadError, OrtRequestError
+from .device_tensor import stacked
 from .session import SEVERITY_FATAL, new_options, open_for_reading, open_session
 
 Arrays = dict[str, Any]  # name → ndarray
@@ -75,7 +76,7 @@ class BatchRunner:
     def _answer_merged(self, asks: Sequence[OrtRequest]) -> list[Outcome] | None:
         """None if the run failed or returned a different number of rows."""
         names = tuple(dict.fromkeys(name for ask in asks for name in ask.outputs))
-        inputs = {name: np.concatenate([ask.inputs[name] for ask in asks]) for name in asks[0].inputs}
+        inputs = {name: stacked([ask.inputs[name] for ask in asks]) for name in asks[0].inputs}
         try:
             arrays = dict(zip(names, self._run(names, inputs), strict=True))
         except OrtRequestError:

@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from .config import OrtDeviceLost, OrtRequestError
 from .cudart import Cuda, CudaError
+from .device_tensor import DeviceRows
 from .placement import bucket_for
 from .session import CLIENT_ERRORS, CPU_ONLY, ORT_ERRORS, SEVERITY_FATAL, ort_error_text
 
@@ -161,12 +162,14 @@ class CudaRunner:
     def _stage(self, forms: Forms, feed: Mapping[str, Any], rows: int) -> None:
         """Host arrays go through page-locked memory; device arrays are copied on the GPU."""
         for form, start in zip(forms.inputs, self._starts, strict=True):
-            array, size = feed[form.name], form.row_bytes * rows
-            if (source := _device_address(form.name, array, self._cuda)) is None:
-                place = self._host_input[start : start + size]
-                np.copyto(place.view(form.dtype).reshape(forms.shape(form, rows)), array)
-                source = place.ctypes.data
-            self._cuda.copy(self._device_input + start, source, size)
+            for part in _parts(feed[form.name]):
+                size = form.row_bytes * (_shape(part)[0] if forms.has_batch else rows)
+                if (source := _device_address(form.name, part, self._cuda)) is None:
+                    place = self._host_input[start : start + size]
+                    np.copyto(place.view(form.dtype).reshape(_shape(part)), part)
+                    source = place.ctypes.data
+                self._cuda.copy(self._device_input + start, source, size)
+                start += size
 
     def _binding(self, size: int) -> Any:
         """The addresses for that batch size; the same object each time."""
@@ -196,12 +199,18 @@ class CudaRunner:
         return [found[name] for name in names]
 
     def _on_host(self, array: Any) -> Any:
+        if isinstance(array, DeviceRows):
+            return np.concatenate([self._on_host(part) for part in array.parts])
         if not hasattr(array, "__cuda_array_interface__"):
             return array
         host = np.empty(_shape(array), _dtype(array))
         self._cuda.copy(host.ctypes.data, int(_device_address("", array, self._cuda) or 0), host.nbytes)
         self._cuda.synchronize()
         return host
+
+
+def _parts(array: Any) -> Sequence[Any]:
+    return array.parts if isinstance(array, DeviceRows) else (array,)
 
 
 def _shape(array: Any) -> tuple[int, ...]:

@@ -206,7 +206,7 @@ class OrtModel:
             if name in feed:
                 feed[name] = _decoded(name, feed[name])
         for name in self._scalar_inputs:
-            if name in feed and feed[name].size == 1:
+            if isinstance(feed.get(name), np.ndarray) and feed[name].size == 1:
                 feed[name] = feed[name].reshape(())
         return feed
 

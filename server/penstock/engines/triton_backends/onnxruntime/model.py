@@ -29,6 +29,7 @@ from ort_serving.config import (
     validate,
 )
 from ort_serving.cudart import exit_after
+from ort_serving.device_tensor import DeviceTensor
 from ort_serving.memory import MemoryLimit, prefer_for_oom_kill
 from ort_serving.opening import Placement, open_model
 from ort_serving.placement import CPU, CUDA
@@ -206,7 +207,11 @@ def _why_not_merged(run_model: Run, path: Path, config: Config, *, is_on_gpu: bo
 
 
 def _ort_request(request: Any) -> OrtRequest:
-    inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """Tensors in GPU memory stay there: Triton passes them with FORCE_CPU_ONLY_INPUT_TENSORS: no."""
+    inputs = {
+        tensor.name(): tensor.as_numpy() if tensor.is_cpu() else DeviceTensor(tensor.to_dlpack())
+        for tensor in request.inputs()
+    }
     return OrtRequest(inputs, tuple(request.requested_output_names()))
 
 
