@@ -77,6 +77,7 @@ async def test_file_becomes_a_model_and_is_loaded(tmp_path: Path) -> None:
             "evidence": ["2 labels, by labels"],
             "warnings": ["the file is odd"],
             "state": "READY",
+            "placement_reason": "",
         },
     )
     folder = tmp_path / "models" / "ppe"
@@ -106,7 +107,7 @@ async def test_query_parameters_are_the_commands_flags(tmp_path: Path) -> None:
 def test_every_flag_of_the_command_is_a_query_parameter() -> None:
     """All but those that name a file of the gateway's machine, which a client must not."""
     names = {each.name for each in fields(ModelFlags) if "Path" not in str(each.type)}
-    assert set(add_model.QUERY) == names | {"replace", "upload"}
+    assert set(add_model.QUERY) == names | {"on", "precision", "replace", "upload"}
 
 
 @pytest.mark.parametrize(

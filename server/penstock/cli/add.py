@@ -290,6 +290,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
         batches=added.batches.why,
         batch_error=added.batches.error,
         placement=added.placement,
+        placement_reason=added.placement.why if added.placement is not None else "",
         evidence=(*recognition.evidence, *trial.evidence),
         warnings=(
             *(f"assumed: {sentence}" for sentence in recognition.assumptions),
@@ -318,8 +319,8 @@ def _print(report: AddReport, place: AddContext, *, is_loaded: bool) -> None:
         line(f"  speed: {report.rows_per_s[fastest]:.0f} pictures/s on one core, {fastest} per call")
     rows = f"up to {report.max_batch_size} pictures per call" if report.max_batch_size else "one picture per call"
     line(f"  batches: {rows}; {report.batches}")
-    if report.placement is not None:
-        line(f"  {report.placement.why}")
+    if report.placement_reason:
+        line(f"  {report.placement_reason}")
     for sentence in report.warnings:
         line(f"  note: {sentence}")
     if not place.is_serving:

@@ -4,7 +4,10 @@ import msgspec
 
 
 class ModelAdded(msgspec.Struct, kw_only=True):
-    """Report on the added model. max_batch_size: 0 for one picture per call. state: READY if it serves, or why not."""
+    """Report on the added model. max_batch_size: 0 for one picture per call. state: READY if it serves, or why not.
+
+    placement_reason: where it runs and why, `runs on the GPU in FP16: …`; empty without a GPU.
+    """
 
     name: str
     layout: str
@@ -13,6 +16,7 @@ class ModelAdded(msgspec.Struct, kw_only=True):
     evidence: tuple[str, ...]
     warnings: tuple[str, ...]
     state: str
+    placement_reason: str = ""
 
 
 class OpenQuestion(msgspec.Struct, frozen=True):

@@ -50,10 +50,16 @@ QUERY: dict[str, tuple[str, dict[str, Any]]] = {
         "KEY=VALUE, any parameter of the card; may be repeated.",
         {"type": "array", "items": {"type": "string"}},
     ),
+    "on": ("Run it there. By default the GPU if it is faster and gives the same answers.", {"enum": ["cpu", "gpu"]}),
+    "precision": (
+        "On a GPU. By default fp16 if it is faster and gives the same answers.",
+        {"enum": ["fp32", "tf32", "fp16"]},
+    ),
     _REPLACE: ("1: replace a model of that name that was added before.", {"enum": ["0", "1"]}),
     _UPLOAD: ("`upload` of a POST /v1/inspect response: adds that file; send no body.", {"type": "string"}),
 }
-INSPECT_QUERY = {name: described for name, described in QUERY.items() if name != _REPLACE}
+_ONLY_TO_ADD = (_REPLACE, "on", "precision")
+INSPECT_QUERY = {name: described for name, described in QUERY.items() if name not in _ONLY_TO_ADD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class AddQuery:
 
 
 def inspect_query_of(query: bytes) -> AddQuery:
-    """As add_query_of, without `replace`."""
+    """As add_query_of, without the parameters that only adding has."""
     return add_query_of(query, INSPECT_QUERY)
 
 

@@ -131,7 +131,7 @@ export function openAdd(file = null) {
       const query = {upload: found.upload, ...Object.fromEntries(answers), replace: replaces.checked ? "1" : null};
       const added = await gateway.post(withQuery(`/v2/repository/models/${encodeURIComponent(model)}/add`, query), {timeoutMs: WORK_MS, signal});
       primary.hidden = true;
-      replace(body, h("p", {role: "status"}, badge("ready", "good"), ` ${added.name} is served.`), h("p", {}, `Batches: ${added.batches}`), listOf("Warnings", added.warnings),
+      replace(body, h("p", {role: "status"}, badge("ready", "good"), ` ${added.name} is served.`), h("p", {}, `Batches: ${added.batches}`), added.placement_reason ? h("p", {}, `It ${added.placement_reason}.`) : null, listOf("Warnings", added.warnings),
         h("p", {class: "actions"}, leave(tryPageOf(added.name), "Try it", "button primary"), leave(pageOf(added.name), "Its page", "button")));
       box.querySelector(".dialog-actions button").textContent = "Close";
       body.querySelector("a").focus();
