@@ -140,7 +140,7 @@ _Result = TypeVar("_Result")
 
 def _refuse_tensorrt(is_given: bool) -> None:
     if is_given:
-        fail("--tensorrt was removed: build plans with TensorRT's own tools; for the CPU use --int8 (docs/upgrade.md)")
+        fail("--tensorrt was removed: for Triton of NGC use --int8 --accelerator tensorrt, else penstock models build")
 
 
 def optimize(
