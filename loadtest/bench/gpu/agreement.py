@@ -182,8 +182,8 @@ def measure_model(
     threshold = reference.card.layout_options.lowest_threshold()
     for variant in variants:
         try:
-            model = PlacedModel(variant.folder, variant.placement, threads=1)
-            found = answers_of(model, scenes, pool, rows=rows)
+            with PlacedModel(variant.folder, variant.placement, threads=1) as model:
+                found = answers_of(model, scenes, pool, rows=rows)
         except TrialFailed as error:
             note_failure(ledger, f"{folder.name}, {variant.name}: {error}")
             continue

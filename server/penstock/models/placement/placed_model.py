@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
@@ -39,7 +40,7 @@ class PreparedPicture:
 
 
 class PlacedModel:
-    """One open model. `results` may be called by several threads if the placement is the CPU."""
+    """One open model, a context that frees it. `results` may be called by several threads."""
 
     def __init__(self, folder: Path, placement: Placement, *, threads: int | None = None) -> None:
         """folder: with config.pbtxt. threads: of one run on the CPU; None as configured.
@@ -52,12 +53,23 @@ class PlacedModel:
         self.placement, self.version = placement, _open(folder, config)
         facts = self.version.facts
         if placement.device is Device.GPU and (facts.provider, facts.precision) != (CUDA, placement.precision.value):
+            self.close()
             raise TrialFailed(
                 "; ".join(facts.fallbacks) or f"the engine runs it on {facts.device} in {facts.precision}"
             )
         self.config = config_from_proto(self.version.config)
         self._names = tuple(self.version.rules.outputs)
         self.card = _compared_card(card_from_config(self.config), folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the GPU's memory."""
+        self.version.ort_model.close()
 
     def prepare(self, decoded: DecodedImage) -> PreparedPicture:
         """The gateway's preprocessing. Raises InferenceError."""

@@ -92,17 +92,17 @@ def run_trials(
     yield PlacementTrial(device=Device.CPU, precision=Precision.FP32, rows_per_s=rates, is_compared=True)
     for placement in placements:
         try:
-            model = PlacedModel(folder, placement)
-            agreement = compare_answers(expected, model.results(prepared), threshold=threshold)
-            yield PlacementTrial(
-                device=placement.device,
-                precision=placement.precision,
-                rows_per_s=_rates(model, prepared[0], _rows_of(model), callers=1),
-                agreement=str(agreement),
-                disagreement=agreement.disagreement,
-                is_compared=bool(agreement.compared or agreement.overlaps or agreement.likeness),
-                graphs=model.version.facts.graph_batch_sizes,
-            )
+            with PlacedModel(folder, placement) as model:
+                agreement = compare_answers(expected, model.results(prepared), threshold=threshold)
+                yield PlacementTrial(
+                    device=placement.device,
+                    precision=placement.precision,
+                    rows_per_s=_rates(model, prepared[0], _rows_of(model), callers=1),
+                    agreement=str(agreement),
+                    disagreement=agreement.disagreement,
+                    is_compared=bool(agreement.compared or agreement.overlaps or agreement.likeness),
+                    graphs=model.version.facts.graph_batch_sizes,
+                )
         except (TrialFailed, InferenceError) as error:
             yield PlacementTrial(device=placement.device, precision=placement.precision, problem=_reason(error))
 
