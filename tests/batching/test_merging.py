@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engines.torch_serving.slab_pictures import UNREADABLE, SlabReader
+from penstock.gateway.batching.batcher import BatcherPool
 from penstock.gateway.batching.merging import (
     key_of,
     merge_requests,
@@ -17,10 +21,12 @@ from penstock.gateway.batching.merging import (
     rows_of,
     split_outputs,
 )
+from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
 from penstock.protocol.errors import EngineFailed
 from penstock.protocol.inference import (
     Array,
+    BatchOwner,
     Datatype,
     InferRequest,
     InferResponse,
@@ -30,6 +36,7 @@ from penstock.protocol.inference import (
     tensor_from_numpy,
 )
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease
+from tests.batching.echo_engine import EchoEngine, asking, rows_in
 
 
 def request_of(*inputs: Tensor, **more: Parameter) -> InferRequest:
@@ -207,6 +214,44 @@ def test_pictures_that_the_gateway_laid_there_are_brought_together_there() -> No
     assert tensor.place != lease.place
     assert assert_own_rows([placed], bench).place == lease.place
     assert bench.slab.statistics().leases == 1
+
+
+def test_model_that_reads_the_slab_gets_references_to_its_pictures(tmp_path: Path) -> None:
+    """The model's process finds each picture where a worker wrote it; one that found no room there is sent."""
+    bench = Bench()
+    pictures = [bytes([number]) * (SLAB_FROM_BYTES + number) for number in range(3)]
+    words = [tensor_from_bytes("IN", [picture], (1, 1)) for picture in pictures]
+    for number in (0, 2):
+        lease = bench.slab.lease(words[number].data.nbytes)
+        assert lease is not None
+        lease.view[:] = words[number].data
+        words[number] = replace(words[number], data=lease.view, place=lease.place)
+    assert merge_requests(requests_of(words[:1]), bench.slab, reads_slab=True).request.inputs[0].place is not None
+    bench.slab.publish(tmp_path / "slab")
+    merged = merge_requests(requests_of(words), bench.slab, reads_slab=True)
+    (tensor,) = merged.request.inputs
+    assert (tensor.shape, tensor.place, len(merged.leases)) == ((3, 1), None, 2)
+    reader = SlabReader(str(tmp_path / "slab"))
+    assert [reader.picture(element) for element in tensor.to_numpy().ravel()] == pictures
+    assert tensor.data.nbytes < 2 * SLAB_FROM_BYTES
+    bench.slab.unpublish()
+    assert merge_requests(requests_of(words), bench.slab, reads_slab=True).request.inputs[0].place is not None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_model_that_cannot_read_the_slab_is_sent_the_pictures(times: int) -> None:
+    """Its process is of another user, say: the call is made once more, and references are no longer made."""
+    options = BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=8, reads_slab=True)
+    engine, slab = EchoEngine(), Mock(**{"lease_of.return_value": None, "lease.return_value": None})
+    engine.refusals += [EngineFailed(f"{UNREADABLE}: Permission denied") for _ in range(times)]
+    pool = BatcherPool(engine, lambda _: options, slab=slab)
+    if times == 1:
+        assert rows_in(await pool.infer(asking(1), client="one")) == [2]
+    else:
+        with pytest.raises(EngineFailed, match="cannot be read"):
+            await pool.infer(asking(1), client="one")
+    slab.unpublish.assert_called_once_with()
+    await pool.aclose()
 
 
 def test_full_slab_is_no_hindrance() -> None:

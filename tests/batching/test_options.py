@@ -51,6 +51,16 @@ def test_every_parameter_of_the_config_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "decoder", "reads_slab"),
+    [("torch", "engine", True), ("torch", " Engine", True), ("torch", "gateway", False), ("python", "engine", False)],
+)
+def test_only_our_backend_that_decodes_pictures_reads_the_slab(backend: str, decoder: str, *, reads_slab: bool) -> None:
+    """A model of another backend gets the pictures, whatever it does with them."""
+    config = dataclasses.replace(with_parameters(**{"image-decoder": decoder}), backend=backend)
+    assert read_options(config).reads_slab is reads_slab
+
+
+@pytest.mark.parametrize(
     ("said", "timeout_s"),
     [({}, 4.0), ({"slo_p99_ms": "100"}, 4.0), ({"slo_p99_ms": "2000"}, 20.0), ({"execution_timeout_ms": "100"}, 0.1)],
 )

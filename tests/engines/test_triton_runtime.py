@@ -66,7 +66,8 @@ def test_find_with_tritonserver_on_the_path_takes_it_as_it_is(tmp_path: Path, en
     launch = runtime.prepare(tmp_path / "run", {"PATH": "/bin", "PYTHONPATH": "/x", "PENSTOCK_TOKEN": "secret"})
     assert launch.argv == (str(binary),)
     kept = {name: value for name, value in launch.env.items() if not name.startswith("MALLOC_")}
-    assert kept == {"PATH": "/bin", "PYTHONPATH": "/x", "PENSTOCK_MAX_PIXELS": "40000000"}
+    own = {"PENSTOCK_MAX_PIXELS": "40000000", "PENSTOCK_SLAB_FILE": str(tmp_path / "run" / "slab-of-pictures")}
+    assert kept == {"PATH": "/bin", "PYTHONPATH": "/x"} | own
     assert launch.python_backends == ("python",)
 
 
@@ -137,7 +138,8 @@ def test_prepare_environment_leads_to_the_models_python_alone(tmp_path: Path, en
     }
     runtime = replace(find_triton(environment=environment, search_path=""), max_pixels=1000)
     env = runtime.prepare(run_dir, inherited).env
-    assert {name: env[name] for name in env if name.startswith("PENSTOCK")} == {"PENSTOCK_MAX_PIXELS": "1000"}
+    own = {"PENSTOCK_MAX_PIXELS": "1000", "PENSTOCK_SLAB_FILE": str(run_dir / "slab-of-pictures")}
+    assert {name: env[name] for name in env if name.startswith("PENSTOCK")} == own
     libraries = environment / f"lib/python{VERSION}/site-packages/nvidia_pytriton.libs"
     assert env["LD_LIBRARY_PATH"] == f"{libraries}:{run_dir / 'lib'}:/cuda"
     assert [path.name for path in (run_dir / "lib").iterdir()] == [LIBPYTHON]

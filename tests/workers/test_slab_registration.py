@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from tritonclient.grpc import service_pb2
 
+from penstock.engines.torch_serving.slab_pictures import SlabReader
 from penstock.gateway.workers import slab_registration
 from penstock.gateway.workers.slab import SHARED_MEMORY, SharedSlab
 from penstock.gateway.workers.slab_registration import SlabRegistration
 from penstock.protocol.call import GrpcAnswer, GrpcCall
 from penstock.protocol.errors import EngineUnavailable
+from penstock.protocol.inference import SlabAddress
 from penstock.protocol.shared_memory import is_slab_name
 from penstock.testing import FakeEngine
 
@@ -64,11 +67,16 @@ def _is_there(name: str) -> bool:
 class Bench:
     """An engine, the slab, and what keeps the one known to the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, published: Path | None = None) -> None:
         self.engine = Engine()
         self.slab = SharedSlab(lambda *_: None)
         self.registration = SlabRegistration(
-            self.slab, size_bytes=SIZE, relay=self.engine, reader=self.engine, generation=lambda: self.engine.generation
+            self.slab,
+            size_bytes=SIZE,
+            relay=self.engine,
+            reader=self.engine,
+            generation=lambda: self.engine.generation,
+            published=published,
         )
 
     @asynccontextmanager
@@ -93,10 +101,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     monkeypatch.setattr(slab_registration, "LOOK_S", 0.002)
     monkeypatch.setattr(slab_registration, "RETRY_S", 0.002)
-    return Bench()
+    return Bench(tmp_path / "slab")
 
 
 async def test_engine_that_comes_up_opens_a_file_that_has_no_name_afterwards(bench: Bench) -> None:
@@ -120,6 +128,25 @@ async def test_engine_that_comes_again_opens_another_file(bench: Bench) -> None:
         bench.engine.generation += 1
         await bench.until(lambda: bool(bench.engine.read.keys() - {former}))
         assert set(bench.engine.read) == {bench.region()} != {former}
+
+
+async def test_models_read_each_memory_that_can_be_published(bench: Bench, tmp_path: Path) -> None:
+    """Also the one after an engine's restart. An engine that is not ours, or a full disk, is sent the bytes."""
+    reader = SlabReader(str(tmp_path / "slab"))
+    async with bench.running():
+        for generation in (1, 2):
+            await bench.until(lambda: bench.slab.generation == bench.engine.generation)
+            lease = bench.slab.lease(8)
+            assert lease is not None
+            lease.view[:] = b"picture%d" % generation
+            reference = bench.slab.reference(lease.place, 8)
+            assert reference is not None
+            assert reader.picture(reference) == b"picture%d" % generation
+            bench.engine.generation += 1
+    other = Bench(tmp_path / "missing" / "slab")
+    async with other.running():
+        await other.until(lambda: bool(other.engine.read))
+        assert other.slab.reference(SlabAddress(other.region(), other.slab.generation, 0), 8) is None
 
 
 async def test_engine_that_lost_the_region_gets_another(bench: Bench) -> None:

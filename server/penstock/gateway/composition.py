@@ -18,6 +18,7 @@ from penstock.engines.probes import LoadTrial, RowChecks, TryImage, try_rows
 from penstock.engines.replica import CardReplicas
 from penstock.engines.replicas import Replicas
 from penstock.engines.segments import open_segment, shared_memory_shortage
+from penstock.engines.torch_serving.slab_pictures import FILE_NAME
 from penstock.engines.triton.client import DiskLoads, SupervisedTriton, TritonEngine
 from penstock.engines.triton.endpoints import TritonListeners
 from penstock.engines.triton.http_client import parse_engine_url
@@ -161,7 +162,9 @@ def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run
     )
 
 
-def compose_registration(settings: Settings, engine: ConnectedEngine, watch: EngineWatch) -> SlabRegistration | None:
+def compose_registration(
+    settings: Settings, engine: ConnectedEngine, watch: EngineWatch, run_dir: Path
+) -> SlabRegistration | None:
     """Registers the slab at the engine; None without a slab, or for an engine that needs no registration."""
     if engine.slab is None or not isinstance(engine.engine, TritonEngine):
         return None
@@ -171,6 +174,7 @@ def compose_registration(settings: Settings, engine: ConnectedEngine, watch: Eng
         relay=engine.engine,
         reader=engine.engine,
         generation=lambda: watch.generation,
+        published=None if settings.engine_is_external else run_dir / FILE_NAME,
     )
 
 
@@ -220,13 +224,8 @@ def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> Shar
         return NoSharedMemory(REMOTE_ENGINE)
     is_embedded = settings.engine_is_embedded
     traits = EngineTraits(not settings.engine_is_external, takes_offsets=is_embedded, has_cuda=not is_embedded)
-    return SharedMemory(
-        relay,
-        traits,
-        limits=RegistryLimits(lease_s=settings.client_shm_lease_s),
-        open_segment=open_segment,
-        generation=lambda: watch.generation,
-    )
+    limits = RegistryLimits(lease_s=settings.client_shm_lease_s)
+    return SharedMemory(relay, traits, limits=limits, open_segment=open_segment, generation=lambda: watch.generation)
 
 
 async def describe_engine(settings: Settings, relay: Relay) -> str:

@@ -107,7 +107,7 @@ class Gateway:
             self.engine.engine, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
         )
         self.memory = composition.compose_memory(settings, self.engine.engine, self.watch)
-        self.registration = composition.compose_registration(settings, main, self.watch)
+        self.registration = composition.compose_registration(settings, main, self.watch, place.run_dir)
         plane_parts = self.parts.plane_parts(
             self.engine.engine, self.watch, self.batching, self.engine.slab, self.memory
         )

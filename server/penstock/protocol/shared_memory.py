@@ -169,6 +169,14 @@ class Slab(Protocol):
         """The lease at this address; None if it is gone, or the address is of an earlier generation."""
         ...
 
+    def reference(self, place: SlabAddress, size_bytes: int) -> bytes | None:
+        """What a model's process reads these bytes by, instead of a copy; None if it cannot."""
+        ...
+
+    def unpublish(self) -> None:
+        """Makes no more references."""
+        ...
+
     def window(self, place: SlabAddress, size_bytes: int) -> memoryview:
         """The bytes at this address, over any number of leases. Raises ValueError for an earlier generation."""
         ...

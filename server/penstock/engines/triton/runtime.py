@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.engines.torch_serving import slab_pictures
 from penstock.engines.torch_serving.picture_header import MAX_PIXELS, MAX_PIXELS_VARIABLE
 
 _SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as in shlex, but letters of all languages are plain
@@ -96,6 +97,7 @@ class TritonRuntime:
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
         env[MAX_PIXELS_VARIABLE] = str(self.max_pixels)
+        env[slab_pictures.FILE_VARIABLE] = str(run_dir.absolute() / slab_pictures.FILE_NAME)
         if self.wheel is None:
             return Launch((str(self.binary),), env, folder=run_dir)
         try:

@@ -51,7 +51,7 @@ class ModelBatcher:
         self.model_name = model_name
         self._formed = formed
         self._queue = BatchQueue(model_name, options)
-        self._engine = BatchEngine(backend, options.slots, slab)
+        self._engine = BatchEngine(backend, options.slots, slab, reads_slab=options.reads_slab)
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[EngineCall, asyncio.Task[bool]] = {}
         self._is_pumping = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
+from penstock.engines.torch_serving.slab_pictures import UNREADABLE
 from penstock.gateway.batching.batch_report import EngineBatches, read_engine_batches
 from penstock.gateway.batching.entries import Batch, Entry
 from penstock.gateway.batching.merging import (
@@ -45,11 +46,15 @@ class BatchMember(Entry):
 
 @dataclass(frozen=True, slots=True)
 class BatchEngine:
-    """The engine of a model's batches. slots: concurrent calls. slab: memory shared with the engine."""
+    """The engine of a model's batches. slots: concurrent calls. slab: memory shared with the engine.
+
+    reads_slab: the model takes references to it.
+    """
 
     backend: Engine
     slots: int
     slab: Slab | None = None
+    reads_slab: bool = False
 
 
 class EngineCall:
@@ -77,14 +82,25 @@ class EngineCall:
 
     async def ask(self, members: Sequence[BatchMember] | None = None) -> tuple[MergedRequest, InferResponse]:
         """The engine's response for the members' rows. Raises the engine's error."""
-        members_sent = self.members if members is None else members
-        merged = merge_requests([member.request for member in members_sent], self._engine.slab)
+        members_sent, engine = self.members if members is None else members, self._engine
+        try:
+            return await self._ask(members_sent)
+        except EngineFailed as error:
+            if engine.slab is None or not engine.reads_slab or UNREADABLE not in error.message:
+                raise
+            engine.slab.unpublish()
+        return await self._ask(members_sent)
+
+    async def _ask(self, members_sent: Sequence[BatchMember]) -> tuple[MergedRequest, InferResponse]:
+        engine = self._engine
+        requests = [member.request for member in members_sent]
+        merged = merge_requests(requests, engine.slab, reads_slab=engine.reads_slab)
         self._merged = merged
         span = _span_of_first(members_sent)
         request = merged.request if span is None else replace(merged.request, metadata=span.headers)
         is_answered = False
         try:
-            response = await self._engine.backend.infer(request)
+            response = await engine.backend.infer(request)
             is_answered = True
         finally:
             merged.release(is_answered=is_answered)

@@ -10,8 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from penstock.protocol.errors import EngineFailed
-from penstock.protocol.inference import Array, Datatype, InferRequest, InferResponse, Tensor
+from penstock.protocol.inference import Array, Datatype, InferRequest, InferResponse, SlabAddress, Tensor
 from penstock.protocol.shared_memory import SLAB_FROM_BYTES, Lease, Slab
+
+_LENGTH = struct.Struct("<I")  # before an element of BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,11 +53,14 @@ def key_of(request: InferRequest) -> Hashable:
     return request.model_name, request.model_version, request.outputs, inputs, text
 
 
-def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -> MergedRequest:
+def merge_requests(
+    requests: Sequence[InferRequest], slab: Slab | None = None, *, reads_slab: bool = False
+) -> MergedRequest:
     """Merges requests with equal keys into one call without id and deadline.
 
     slab: memory shared with the engine. Adjacent inputs are used in place, other large inputs are copied if there is
-    room, except BYTES: Triton reads their lengths there, which a client could change meanwhile.
+    room, except BYTES: Triton reads their lengths there, which a client could change meanwhile. reads_slab: the model
+    takes references to pictures there instead of the pictures.
     """
     if len(requests) == 1 and slab is None and requests[0].deadline is None:
         return MergedRequest(requests[0], (0,), (rows_of(requests[0]),))
@@ -63,7 +68,7 @@ def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -
     ordered = requests if order is None else [requests[index] for index in order]
     leases: list[Lease] = []
     inputs = tuple(
-        _one_tensor([request.inputs[number] for request in ordered], slab, leases)
+        _one_tensor([request.inputs[number] for request in ordered], slab, leases, reads_slab=reads_slab)
         for number in range(len(requests[0].inputs))
     )
     row_counts = [request.inputs[0].shape[0] for request in ordered]
@@ -91,10 +96,12 @@ def _order(requests: Sequence[InferRequest]) -> list[int] | None:
     return [index for _, index in sorted(offsets)]
 
 
-def _one_tensor(tensors: Sequence[Tensor], slab: Slab | None, leases: list[Lease]) -> Tensor:
+def _one_tensor(tensors: Sequence[Tensor], slab: Slab | None, leases: list[Lease], *, reads_slab: bool) -> Tensor:
     first = tensors[0]
     if slab is None or (first.datatype is Datatype.BYTES and all(tensor.place is None for tensor in tensors)):
         return first if len(tensors) == 1 else _concatenated(tensors)
+    if reads_slab and (references := _references(tensors, slab, leases)) is not None:
+        return references
     found = _side_by_side(tensors, slab, leases)
     if found is not None:
         return found
@@ -104,6 +111,29 @@ def _one_tensor(tensors: Sequence[Tensor], slab: Slab | None, leases: list[Lease
         return first if len(tensors) == 1 else _concatenated(tensors)
     leases.append(lease)
     return _copied(tensors, lease, size_bytes)
+
+
+def _references(tensors: Sequence[Tensor], slab: Slab, leases: list[Lease]) -> Tensor | None:
+    """References to the pictures in the slab, with their leases held; None if one can only be sent."""
+    held: list[Lease] = []
+    parts: list[bytes | memoryview] = []
+    for tensor in tensors:
+        place = tensor.place
+        if place is None:
+            parts.append(tensor.data)
+            continue
+        lease = slab.lease_of(place) if tensor.datatype is Datatype.BYTES and tensor.element_count == 1 else None
+        after_length = SlabAddress(place.region, place.generation, place.offset + _LENGTH.size)
+        reference = slab.reference(after_length, tensor.data.nbytes - _LENGTH.size)
+        if lease is None or reference is None:
+            return None
+        held.append(lease)
+        parts += (_LENGTH.pack(len(reference)), reference)
+    for lease in held:
+        lease.hold()
+    leases += held
+    first = tensors[0]
+    return Tensor(first.name, first.datatype, _merged_shape(tensors), memoryview(b"".join(parts)))
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
@@ -193,9 +223,6 @@ def shape_as_declared(shape: tuple[int, ...], declared_shape: tuple[int, ...]) -
     if leading <= 0 or any(size not in (1, -1) for size in declared_shape[:leading]):
         return shape
     return (1,) * leading + shape
-
-
-_LENGTH = struct.Struct("<I")
 
 
 def split_outputs(response: InferResponse, merged: MergedRequest) -> list[tuple[Tensor, ...]]:

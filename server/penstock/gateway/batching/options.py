@@ -25,7 +25,8 @@ class BatchOptions:
 
     instances: concurrent engine calls; one more may wait at the engine. slo_s: deadline of requests without one.
     max_queue_delay_s: wait for more rows while a slot is free, never past a deadline. execution_timeout_s: the model
-    hangs if it answers no call for this long. unmerged: why requests are not merged; empty if they may be.
+    hangs if it answers no call for this long. unmerged: why requests are not merged; empty if they may be. reads_slab:
+    our backend decodes its pictures, and reads references to the slab.
     """
 
     owner: BatchOwner = BatchOwner.OFF
@@ -37,6 +38,7 @@ class BatchOptions:
     max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES
     execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
     unmerged: str = ""
+    reads_slab: bool = False
 
     @property
     def slots(self) -> int:
@@ -64,6 +66,9 @@ _ALLOWED = {
     MAX_QUEUE_BYTES: _COUNT,
 }
 OPTION_NAMES = tuple(_ALLOWED)
+SLAB_READER = "torch"  # the backend of ours that decodes pictures
+IMAGE_DECODER = "image-decoder"  # parameter of a model that takes pictures
+_ENGINE = ("engine", "1")
 SPELLING_CUTOFF = 0.88  # similarity; at 0.86 another option's min_batch_size would match
 
 OptionTexts = Mapping[str, str]  # option's name -> its text, as in config.pbtxt's parameters
@@ -92,7 +97,12 @@ def read_options(
         max_queue_delay_s=(reader.number(MAX_QUEUE_DELAY) or 0.0) / 1e6,
         max_queue_size=int(reader.number(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE),
         max_queue_bytes=int(reader.number(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES),
+        reads_slab=_reads_slab(config),
     )
+
+
+def _reads_slab(config: "ModelConfig") -> bool:
+    return config.backend == SLAB_READER and config.parameters.get(IMAGE_DECODER, "").strip().lower() in _ENGINE
 
 
 def check_options(model_name: str, settings_texts: OptionTexts) -> None:

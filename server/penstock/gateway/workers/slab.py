@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.engines.torch_serving.slab_pictures import PublishedSlab
 from penstock.gateway.workers.slab_allocator import Extents
 from penstock.protocol.inference import SlabAddress
 
@@ -215,11 +216,30 @@ class SharedSlab:
         self._call_later = call_later
         self._current: _Generation | None = None
         self._number = 0
+        self._published: PublishedSlab | None = None
+
+    def publish(self, file: Path) -> None:
+        """Lets models' processes read references to this memory, from now on until `renew`. Raises OSError."""
+        if self._current is not None:
+            memory = self._current.memory
+            self._published = PublishedSlab(file, memory.descriptor, memory.size_bytes)
+
+    def unpublish(self) -> None:
+        """Makes no more references, because a model's process cannot read them."""
+        self._published = None
+
+    def reference(self, place: SlabAddress, size_bytes: int) -> bytes | None:
+        """What a model's process reads the bytes by; None if they are not published, or of an earlier generation."""
+        current, published = self._current, self._published
+        if current is None or published is None or place.generation != current.number:
+            return None
+        return published.reference(place.offset, size_bytes)
 
     def renew(self, memory: SlabMemory, number: int = 0) -> None:
         """Leases from this memory from now on. number: its generation if another process granted it, 0 for the next."""
         self._number = number or self._number + 1
         self._current = _Generation(memory, self._number)
+        self._published = None
 
     def renounce(self) -> None:
         """Leases nothing from now on; existing leases stay valid."""

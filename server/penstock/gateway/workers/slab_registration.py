@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from penstock.gateway.shared_memory import engine_calls
@@ -34,13 +35,22 @@ class SlabRegistration:
     """Run `run()` as one task. If the engine cannot open the file, all bytes are sent. generation: of the engine."""
 
     def __init__(
-        self, slab: SharedSlab, *, size_bytes: int, relay: Relay, reader: RegionReader, generation: Callable[[], int]
+        self,
+        slab: SharedSlab,
+        *,
+        size_bytes: int,
+        relay: Relay,
+        reader: RegionReader,
+        generation: Callable[[], int],
+        published: Path | None = None,
     ) -> None:
+        """published: file by which models' processes find the memory; None for an engine that is not ours."""
         self._slab = slab
         self._size_bytes = size_bytes
         self._relay = relay
         self._reader = reader
         self._generation = generation
+        self._published = published
         self._region = ""
         self._sign_of_life: socket.socket | None = None
         self._is_lost = False
@@ -91,6 +101,11 @@ class SlabRegistration:
             return False
         self._region = memory.name
         self._slab.renew(memory)
+        if self._published is not None:
+            try:
+                self._slab.publish(self._published)
+            except OSError as error:
+                log.warning("models cannot read pictures in the slab; sending their bytes", reason=error.strerror)
         self._reader.use_region(memory.name, self._lose)
         return True
 

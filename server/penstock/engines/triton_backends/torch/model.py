@@ -7,6 +7,7 @@ process.
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import row_trial
 import triton_python_backend_utils as pb_utils
 from torch_serving.config import Config, EngineSpec, Precision, TorchLoadError, TorchRequestError, engine_spec
 from torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
+from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable
 
 
 class TritonPythonModel:
@@ -56,6 +58,7 @@ class TritonPythonModel:
         config: Config = json.loads(args["model_config"])
         is_gpu = args["model_instance_kind"] == "GPU"
         self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
+        self._slab = SlabReader(os.environ.get(FILE_VARIABLE))
         folder = Path(args["model_repository"], args["model_version"])
         placement = device.InstanceDevice(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement)
@@ -85,6 +88,9 @@ class TritonPythonModel:
             responses = self._responses(self._instance.expected(started))
             self._instance.finish(started)
             return responses
+        except SlabUnreadable as error:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {error}; the gateway sends pictures instead")
+            return [_error_response(str(error), pb_utils.TritonError.INTERNAL) for _ in requests]
         except Exception as error:  # noqa: BLE001  root: Triton would send the client a traceback
             return self._failed(error, len(requests))
 
@@ -128,7 +134,8 @@ class TritonPythonModel:
     def _ask(self, request: Any) -> TorchRequest:
         inputs = {tensor.name(): tensor for tensor in request.inputs()}
         if self._spec.pictures is not None:
-            return TorchRequest(pictures=tuple(inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()))
+            elements = inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()
+            return TorchRequest(pictures=tuple(map(self._slab.picture, elements)))
         return TorchRequest(tuple(self._from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
 
     def _responses(self, outcomes: Sequence[Outcome]) -> list[Any]:

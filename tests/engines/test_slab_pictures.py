@@ -1,0 +1,76 @@
+"""Pictures that a model's process reads in the gateway's slab, by references."""
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.engines.torch_serving.slab_pictures import PublishedSlab, SlabReader, SlabUnreadable
+
+SIZE = 1 << 16
+PICTURE = b"\xff\xd8\xff" + bytes(range(200))
+
+
+class Memory:
+    """Memory without a file name, as the slab's."""
+
+    def __init__(self, content: bytes = PICTURE, at: int = 100) -> None:
+        self.descriptor = os.memfd_create("slab")
+        os.ftruncate(self.descriptor, SIZE)
+        self.view = mmap.mmap(self.descriptor, SIZE)
+        self.view[at : at + len(content)] = content
+
+    def published(self, file: Path) -> PublishedSlab:
+        return PublishedSlab(file, self.descriptor, SIZE)
+
+
+def test_picture_is_read_where_it_was_written(tmp_path: Path) -> None:
+    """The model's process gets the bytes themselves; elements that are no references stay as they are."""
+    file = tmp_path / "slab"
+    memory = Memory()
+    reader, published = SlabReader(str(file)), memory.published(file)
+    assert reader.picture(published.reference(100, len(PICTURE))) == PICTURE
+    memory.view[100:103] = b"abc"
+    assert reader.picture(published.reference(100, 3)) == b"abc"
+    assert reader.picture(PICTURE) == PICTURE
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_client_cannot_forge_a_reference(tmp_path: Path) -> None:
+    """Without the token, which only this user can read, it is an element like any other, and no picture."""
+    file = tmp_path / "slab"
+    reader, published = SlabReader(str(file)), Memory().published(file)
+    reference = published.reference(100, len(PICTURE))
+    assert reader.picture(reference) == PICTURE
+    forged = reference[:14] + bytes(16) + reference[30:]
+    assert reader.picture(forged) == forged
+    assert SlabReader(None).picture(reference) == reference
+
+
+def test_memory_that_is_renewed_is_read_and_the_one_before_it_too(tmp_path: Path) -> None:
+    """Batches that were on their way when the slab was renewed are still right."""
+    file = tmp_path / "slab"
+    memories = [Memory(bytes([number]) * 9) for number in range(3)]
+    reader, references = SlabReader(str(file)), []
+    for memory in memories:
+        references.append(memory.published(file).reference(100, 9))
+        assert reader.picture(references[-1]) == memory.view[100:109]
+    assert reader.picture(references[1]) == bytes([1]) * 9
+    assert reader.picture(references[0]) == references[0]
+
+
+@pytest.mark.parametrize("why", ["no file", "no process", "beyond the end"])
+def test_memory_that_cannot_be_read_is_said_so(tmp_path: Path, why: str) -> None:
+    """The gateway then sends the pictures: they are not taken for broken ones."""
+    file = tmp_path / "slab"
+    published = Memory().published(file)
+    offset = 100
+    if why == "no file":
+        file.unlink()
+    elif why == "no process":
+        file.write_text(file.read_text().replace(str(os.getpid()), "999999999", 1))
+    else:
+        offset = SIZE
+    with pytest.raises(SlabUnreadable, match="the gateway's shared memory cannot be read"):
+        SlabReader(str(file)).picture(published.reference(offset, 10))
