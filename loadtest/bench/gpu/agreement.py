@@ -36,7 +36,7 @@ from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.trial_session import TrialFailed
 from penstock.models.placement.choice import ON_CPU, PRECISIONS, Device, Placement
-from penstock.models.placement.placed_model import PlacedModel, PreparedPicture
+from penstock.models.placement.placed_model import PlacedModel, PreparedPicture, open_placed
 from penstock.protocol.vision_results import VisionResult
 
 CHUNK = 256  # pictures that are prepared at once
@@ -182,7 +182,7 @@ def measure_model(
     threshold = reference.card.layout_options.lowest_threshold()
     for variant in variants:
         try:
-            with PlacedModel(variant.folder, variant.placement, threads=1) as model:
+            with open_placed(variant.folder, variant.placement, threads=1) as model:
                 found = answers_of(model, scenes, pool, rows=rows)
         except TrialFailed as error:
             note_failure(ledger, f"{folder.name}, {variant.name}: {error}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 import pytest
+from msgspec.structs import replace
 
 from penstock.engines.config_pbtxt import read_proto
 from penstock.engines.ort_serving.placement import Precision
@@ -76,6 +77,16 @@ def test_choice_is_written_into_the_folder(folder: Path) -> None:
     page = (folder / "MODEL.md").read_text()
     assert "It runs on the GPU in FP16: 9.0 times the CPU's rate" in page
     assert "| the GPU in FP32 | 200/s with 1, 400/s with 8 |" in page
+
+
+def test_choice_whose_outputs_the_engine_cannot_compare_turns_its_check_off(folder: Path) -> None:
+    """FP16 whose results agree although the engine's own check refused it is served without that check."""
+    *others, half = trials_of(100, 400, 900)
+    trials = [*others, replace(half, is_checked=False)]
+    choice = place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="", try_there=lambda *_: trials)
+    assert choice is not None
+    assert choice.precision is Precision.FP16
+    assert read_proto(folder / "config.pbtxt").parameters["check-answers"].string_value == "0"
 
 
 def test_cpu_that_is_chosen_keeps_its_batch_size(folder: Path) -> None:

@@ -55,7 +55,7 @@ class PlacementTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     rows_per_s: pictures a second by pictures a call; on the CPU with all cores. agreement: with the CPU in FP32, in a
     few words. disagreement: why it is not good enough; empty if it is, and for the CPU. is_compared: there were results
-    to compare. graphs: batch sizes with a CUDA graph.
+    to compare. graphs: batch sizes with a CUDA graph. is_checked: the engine also compared the outputs.
     """
 
     device: Device
@@ -65,6 +65,7 @@ class PlacementTrial(msgspec.Struct, frozen=True, kw_only=True):
     disagreement: str = ""
     is_compared: bool = False
     graphs: tuple[int, ...] = ()
+    is_checked: bool = True
     problem: str = ""
 
     @property
@@ -97,12 +98,16 @@ class PlacementTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model will run. why: a sentence without its subject. best_rows: pictures a call."""
+    """Where a model will run. why: a sentence without its subject. best_rows: pictures a call.
+
+    is_checked: the engine compares the outputs with the CPU's when it loads the model.
+    """
 
     device: Device
     precision: Precision
     why: str
     best_rows: int = 1
+    is_checked: bool = True
     trials: tuple[PlacementTrial, ...] = ()
 
     @property
@@ -131,7 +136,7 @@ def choose(trials: Sequence[PlacementTrial], wish: PlacementWish = PlacementWish
             best = one
     return PlacementChoice(
         device=best.device, precision=best.precision, why=_why(best, cpu, trials), best_rows=best.best_rows,
-        trials=tuple(trials),
+        is_checked=best.is_checked, trials=tuple(trials),
     )  # fmt: skip
 
 

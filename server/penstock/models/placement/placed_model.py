@@ -13,7 +13,7 @@ from penstock.engines.embedded.loading import open_folder
 from penstock.engines.embedded.model_version import OpenedVersion
 from penstock.engines.embedded.repository import ModelFolder
 from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError
-from penstock.engines.ort_serving.placement import CUDA
+from penstock.engines.ort_serving.placement import CUDA, Precision
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.models.inspect.trial_session import TrialFailed
 from penstock.models.placement.choice import Device, Placement
@@ -27,7 +27,7 @@ from penstock.vision.preprocess import Geometry, prepare
 from penstock.vision.results import parse
 from penstock.vision.spec import NetworkType
 
-PRECISION, THREADS = "precision", "intra_op_thread_count"  # parameters of config.pbtxt
+PRECISION, THREADS, CHECKS = "precision", "intra_op_thread_count", "check-answers"  # parameters of config.pbtxt
 _KINDS = model_config_pb2.ModelInstanceGroup
 
 
@@ -42,12 +42,17 @@ class PreparedPicture:
 class PlacedModel:
     """One open model, a context that frees it. `results` may be called by several threads."""
 
-    def __init__(self, folder: Path, placement: Placement, *, threads: int | None = None) -> None:
-        """folder: with config.pbtxt. threads: of one run on the CPU; None as configured.
+    def __init__(
+        self, folder: Path, placement: Placement, *, threads: int | None = None, is_checked: bool = True
+    ) -> None:
+        """folder: with config.pbtxt. threads: of one run on the CPU; None as configured. is_checked: see open_placed.
 
         Raises TrialFailed, also where the engine runs it elsewhere or in another precision.
         """
         config = placed_config(read_proto(folder / "config.pbtxt"), placement)
+        if not is_checked:
+            config.parameters[CHECKS].string_value = "0"
+        self.is_checked = is_checked
         if threads is not None:
             config.parameters[THREADS].string_value = str(threads)
         self.placement, self.version = placement, _open(folder, config)
@@ -110,6 +115,20 @@ class PlacedModel:
             return self.version.ort_model.run(self._names, feed)
         except OrtRequestError as error:
             raise TrialFailed(str(error)) from error
+
+
+def open_placed(folder: Path, placement: Placement, *, threads: int | None = None) -> PlacedModel:
+    """The model where it is placed. is_checked of it: whether the engine compared its outputs with the CPU's.
+
+    The engine refuses FP16 and TF32 if outputs differ, or cannot be compared because the model sorts them. Then it is
+    opened without that check, and the results decide. Raises TrialFailed.
+    """
+    try:
+        return PlacedModel(folder, placement, threads=threads)
+    except TrialFailed:
+        if placement.precision is Precision.FP32:
+            raise
+        return PlacedModel(folder, placement, threads=threads, is_checked=False)
 
 
 def placed_config(config: model_config_pb2.ModelConfig, placement: Placement) -> model_config_pb2.ModelConfig:

@@ -21,7 +21,7 @@ from penstock.models.placement.choice import (
     placements_to_try,
     unfulfillable,
 )
-from penstock.models.placement.placed_model import PRECISION, placed_config
+from penstock.models.placement.placed_model import CHECKS, PRECISION, placed_config
 from penstock.models.placement.trial import try_placements
 
 BATCH_OWNER, BATCH_ROWS = "batch_owner", "max_batch_size"  # parameters of config.pbtxt
@@ -71,6 +71,8 @@ def _write(folder: Path, choice: PlacementChoice) -> None:
         del config.parameters[PRECISION]
     elif config.parameters[BATCH_OWNER].string_value == "gateway":
         config.parameters[BATCH_ROWS].string_value = str(choice.best_rows)
+    if not choice.is_checked:
+        config.parameters[CHECKS].string_value = "0"
     file.write_text(proto_text(config), encoding="utf-8")
     with (folder / "MODEL.md").open("a", encoding="utf-8") as page:
         page.write(f"\n## Where it runs\n\nIt {choice.why}.\n{_table(choice.trials)}")

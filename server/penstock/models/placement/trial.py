@@ -19,7 +19,7 @@ from penstock.models.inspect.picture_views import Picture, part_views, whole_vie
 from penstock.models.inspect.trial import read_pictures
 from penstock.models.inspect.trial_session import TrialFailed
 from penstock.models.placement.choice import ON_CPU, Device, Placement, PlacementTrial
-from penstock.models.placement.placed_model import PlacedModel, PreparedPicture
+from penstock.models.placement.placed_model import PlacedModel, PreparedPicture, open_placed
 from penstock.process_limits import end_with_parent, limit_process
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.vision_results import VisionResult
@@ -92,7 +92,7 @@ def run_trials(
     yield PlacementTrial(device=Device.CPU, precision=Precision.FP32, rows_per_s=rates, is_compared=True)
     for placement in placements:
         try:
-            with PlacedModel(folder, placement) as model:
+            with open_placed(folder, placement) as model:
                 agreement = compare_answers(expected, model.results(prepared), threshold=threshold)
                 yield PlacementTrial(
                     device=placement.device,
@@ -102,6 +102,7 @@ def run_trials(
                     disagreement=agreement.disagreement,
                     is_compared=bool(agreement.compared or agreement.overlaps or agreement.likeness),
                     graphs=model.version.facts.graph_batch_sizes,
+                    is_checked=model.is_checked,
                 )
         except (TrialFailed, InferenceError) as error:
             yield PlacementTrial(device=placement.device, precision=placement.precision, problem=_reason(error))
