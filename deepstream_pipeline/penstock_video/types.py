@@ -63,6 +63,14 @@ class DropPolicy(StrEnum):
     DROP_NEWEST = "drop-newest"
 
 
+class EncoderKind(StrEnum):
+    """The H.264 encoder of a video sink. auto: NVENC if the GPU has it and it opens, else the CPU."""
+
+    AUTO = "auto"
+    NVENC = "nvenc"
+    CPU = "cpu"
+
+
 class DecoderKind(StrEnum):
     """A source's decoder. cpu: FFmpeg. nvdec: the GPU. auto: nvdec if possible, else cpu."""
 

@@ -6,6 +6,7 @@ import pytest
 from penstock.doctor import gpu as video
 from penstock.doctor.finding import Severity
 from penstock.doctor.gpu import VideoFacts
+from penstock.gpu.nvml import GpuDevice
 from penstock.gpu.video_engines import Codec, EngineOutcome, VideoEngines
 from tests.doctor.machines import pick
 
@@ -77,3 +78,19 @@ def test_nvjpeg_that_is_missing_says_how_to_get_it() -> None:
 def test_packages_that_are_not_installed_are_named() -> None:
     """By this Python's own list, without importing them."""
     assert video.missing_of(("msgspec", "no-such-package-of-anybody")) == ("no-such-package-of-anybody",)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "found"),
+    [
+        ([(9, 0), (9, 0)], "H200 has no video encoder: annotated video is encoded on the CPU"),
+        ([(9, 0), (8, 9)], "L4 is of a kind that has it; the video program tries it"),
+    ],
+)
+def test_nvenc_is_found_by_the_kind_of_the_cards(capabilities: list[tuple[int, int]], found: str) -> None:
+    """One card of several is enough."""
+    cards = [
+        GpuDevice(index, "L4" if capability == (8, 9) else "H200", capability, 1 << 34, 0)
+        for index, capability in enumerate(capabilities)
+    ]
+    assert pick(video.video_findings(VideoFacts(ALL), cards), "video.nvenc").found == found

@@ -29,7 +29,7 @@ from penstock_video.settings.events import EventFlags, OnOff
 from penstock_video.settings.loader import Flags, read_settings
 from penstock_video.settings.models import EngineChoice, VideoSettings
 from penstock_video.store.options import MIB
-from penstock_video.types import DecoderKind
+from penstock_video.types import DecoderKind, EncoderKind
 
 if TYPE_CHECKING:
     from penstock_video.main import Program
@@ -102,6 +102,10 @@ Engine = Annotated[
 Decoder = Annotated[
     DecoderKind | None,
     typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
+]
+Encoder = Annotated[
+    EncoderKind | None,
+    typer.Option(help="of videos that are written; auto: nvenc, the card's video encoder, where it has one, else cpu"),
 ]
 AllowedHosts = Annotated[
     list[str] | None,
@@ -224,6 +228,7 @@ def run(
     events_max_bytes: EventsMaxBytes = None, events_max_days: EventsMaxDays = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     duration: Duration = None, realtime: Realtime = False, decoder: Decoder = None,
+    encoder: Encoder = None,
     as_json: AsJson = False,
     no_progress: NoProgress = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
@@ -245,6 +250,7 @@ def run(
         engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
         allowed_outbound=tuple(allow_outbound or ()), is_loop=loop, is_realtime=realtime, decoder=decoder,
+        encoder=encoder,
         events=EventFlags(events, events_folder, events_max_bytes, events_max_days),
     )  # fmt: skip
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
@@ -53,7 +54,7 @@ from penstock_video.sinks.osd import OsdOptions
 from penstock_video.sinks.registry import SINKS
 from penstock_video.source_ids import Shard, shard_here, shard_of
 from penstock_video.track.registry import TrackerOptions, TrackerType
-from penstock_video.types import DecoderKind, SourceConfig
+from penstock_video.types import DecoderKind, EncoderKind, SourceConfig
 
 _NO_MODEL = "-"  # until a flag names one, or the fault is raised
 CLASSES_KEY = "operate-on-class-ids"
@@ -61,14 +62,12 @@ _FILE_SINKS = ("jsonl", "mp4", "poster", "summary", "hls", "preview")
 _ADDRESS_FORMS = ("rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
 _FORMS = (*_FILE_SINKS, *_ADDRESS_FORMS)
 _DEFAULT_SINKS = ("mp4", "jsonl", "poster")  # with --out
-_ENCODED_SINKS = ("mp4", "hls", "rtsp")  # they had the key `encoder`
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Command-line flags; None or empty if not given. lines, zones: NAME=x1,y1,x2,y2 and more. conf, iou: from 0 to 1.
-    classes: labels and numbers, with commas between them. tracker: its type, or module:Class. has_summary: also writes
-    the page of the run."""
+    """Command-line flags; None or empty if not given. lines, zones: NAME=x1,y1,x2,y2 and more. conf, iou: 0 to 1.
+    classes: labels and numbers, comma-separated. tracker: its type, or module:Class. has_summary: writes its page."""
 
     sources: tuple[str, ...] = ()
     model: str = ""
@@ -95,6 +94,7 @@ class Flags:
     is_loop: bool = False
     is_realtime: bool = False
     decoder: DecoderKind | None = None
+    encoder: EncoderKind | None = None  # of every sink that has one
     events: EventFlags = field(default_factory=EventFlags)
 
 
@@ -150,11 +150,7 @@ def _read_sink(section: Section, out: Path | None) -> object | None:
     if name not in SINKS:
         section.complain(section["type"], f"{section.at('type')} is {name!r}", choices(name, SINKS))
         return None
-    former = ("encoder",) if name in _ENCODED_SINKS and "encoder" in section else ()
-    for key in former:
-        section.complain(section[key], section.at(key), "remove this key: x264 encodes videos on the CPU")
-    beside = ("type", *former)
-    options: object = section.read(resolve_name(SINKS[name].options), beside=beside, defaults={"folder": out})
+    options: object = section.read(resolve_name(SINKS[name].options), beside=("type",), defaults={"folder": out})
     return options if len(section.reading.complaints) == before else None
 
 
@@ -330,7 +326,11 @@ def _sinks(root: Section, flags: Flags) -> tuple[object, ...]:
     found = sinks_of(flags, root.reading) if flags.sinks or "sink" not in root else tuple(said)
     if flags.has_summary and (page := _quick_sink("summary", flags, root.reading)) is not None:
         found = (*(one for one in found if type(one) is not type(page)), page)
-    return found
+    return tuple(_with_encoder(sink, flags.encoder) for sink in found)
+
+
+def _with_encoder(sink: Any, kind: EncoderKind | None) -> object:
+    return replace(sink, encoder=kind) if kind is not None and hasattr(sink, "encoder") else sink
 
 
 def _analytics(root: Section, flags: Flags) -> Plain | None:

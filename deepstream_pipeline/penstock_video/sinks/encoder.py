@@ -1,5 +1,7 @@
-"""H.264 encoding by libx264."""
+"""H.264 encoding by libx264 or NVENC."""
 
+from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -8,6 +10,7 @@ import numpy as np
 from av import VideoFrame
 from av.codec import CodecContext
 from av.container import OutputContainer
+from av.error import FFmpegError
 from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import PictureType
@@ -20,18 +23,41 @@ Packets: TypeAlias = "list[Packet[VideoStream]]"
 TIME_BASE = Fraction(1, 90_000)
 KEY_EVERY_S = 2.0
 SQUARE = Fraction(1)  # width and height of a pixel are equal
-_CODEC = "libx264"
 _TICKS_PER_S = 90_000
 _GOP_FRAMES = 600  # maximum, if frames are far apart
 _BT601 = 5  # AVCOL_SPC_BT470BG, from cv2.COLOR_RGB2YUV_I420
 _LIMITED = 1  # AVCOL_RANGE_MPEG
 
 
-def encoder_options(crf: int, *, is_live: bool = False) -> dict[str, str]:
-    """FFmpeg options, without B-frames: a file begins at 0 and packets are in picture order. crf: less is better.
-    is_live: the encoder delays no frame."""
-    options = {"bf": "0", "g": str(_GOP_FRAMES), "forced-idr": "1", "preset": "veryfast", "crf": str(crf)}
-    return options | ({"tune": "zerolatency"} if is_live else {})
+class H264(StrEnum):
+    """The encoder's FFmpeg name."""
+
+    X264 = "libx264"
+    NVENC = "h264_nvenc"
+
+
+class EncoderRefused(Exception):
+    """NVENC does not open, or failed. The text is FFmpeg's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """crf: of x264, less is better; also NVENC's constant quality. is_live: the encoder delays no frame."""
+
+    crf: int
+    is_live: bool = False
+
+    def options(self, codec: H264) -> dict[str, str]:
+        """FFmpeg options, without B-frames: a file begins at 0 and packets are in picture order.
+
+        NVENC returns each packet at once, so none is lost if it fails.
+        """
+        options = {"bf": "0", "g": str(_GOP_FRAMES), "forced-idr": "1"}
+        if codec is H264.X264:
+            live = {"tune": "zerolatency"} if self.is_live else {}
+            return options | {"preset": "veryfast", "crf": str(self.crf)} | live
+        options |= {"preset": "p4", "profile": "high", "rc": "vbr", "cq": str(max(self.crf, 1)), "spatial-aq": "1"}
+        return options | {"delay": "0", "zerolatency": "1", "tune": "ll" if self.is_live else "hq"}
 
 
 def even(width: int, height: int) -> tuple[int, int]:
@@ -40,18 +66,22 @@ def even(width: int, height: int) -> tuple[int, int]:
 
 
 class Encoder:
-    """Encodes pictures of any size to packets of one size, with increasing times; open once constructed."""
+    """Encodes pictures of any size to packets of one size, with increasing times; open once constructed.
+
+    Raises EncoderRefused if it is NVENC and does not open, or fails.
+    """
 
     def __init__(
         self,
         coder: VideoStream | VideoCodecContext,
         size: tuple[int, int],
+        codec: H264,
         *,
         key_every_s: float = KEY_EVERY_S,
         sample_aspect_ratio: Fraction = SQUARE,
     ) -> None:
-        """coder: with its options. size: even."""
-        self._coder, self._size = coder, size
+        """coder: of this codec, with its options. size: even."""
+        self._coder, self._size, self._is_nvenc = coder, size, codec is H264.NVENC
         self._first_s: float | None = None
         self._last_pts = -1  # ticks of the frame before
         self._key_ticks = round(key_every_s * _TICKS_PER_S)
@@ -66,7 +96,16 @@ class Encoder:
         context.thread_count = 1
         context.colorspace = _BT601
         context.color_range = _LIMITED
-        context.open()
+        try:
+            context.open()
+        except FFmpegError as error:
+            self._refuse(error)
+            raise
+
+    def after(self, former: "Encoder") -> "Encoder":
+        """Continues the times of a former encoder of the same stream."""
+        self._first_s, self._last_pts, self._step_ticks = former._first_s, former._last_pts, former._step_ticks
+        return self
 
     @property
     def step_s(self) -> float:
@@ -85,11 +124,25 @@ class Encoder:
             self._next_key = pts + self._key_ticks
         self._step_ticks = pts - self._last_pts if self._last_pts >= 0 else self._step_ticks
         self._last_pts = pts
-        return self._timed(self._coder.encode(frame))
+        try:
+            return self._timed(self._coder.encode(frame))
+        except FFmpegError as error:
+            self._refuse(error)
+            raise
 
     def flush(self) -> Packets:
-        """The remaining packets. Call it last."""
-        return self._timed(self._coder.encode(None))
+        """The remaining packets; NVENC has none, also after it failed. Call it last."""
+        try:
+            return self._timed(self._coder.encode(None))
+        except FFmpegError:
+            if self._is_nvenc:
+                return []
+            raise
+
+    def _refuse(self, error: FFmpegError) -> None:
+        """Converts NVENC's errors, whose classes look like those of files."""
+        if self._is_nvenc:
+            raise EncoderRefused(error.strerror or type(error).__name__) from error
 
     def _timed(self, packets: Packets) -> Packets:
         """Packets with the duration of the last frame's step, which a file's last packet needs."""
@@ -101,23 +154,24 @@ class Encoder:
 def stream_encoder(
     container: OutputContainer,
     size: tuple[int, int],
-    options: dict[str, str],
+    quality: Quality,
+    codec: H264 = H264.X264,
     *,
     key_every_s: float = KEY_EVERY_S,
     sample_aspect_ratio: Fraction = SQUARE,
 ) -> Encoder:
-    """Encoder of a container's only stream."""
-    stream = container.add_stream(_CODEC, options=options)
+    """Encoder of a container's only stream. Raises EncoderRefused, with the container then unusable."""
+    stream = container.add_stream(codec.value, options=quality.options(codec))
     assert isinstance(stream, VideoStream)
-    return Encoder(stream, size, key_every_s=key_every_s, sample_aspect_ratio=sample_aspect_ratio)
+    return Encoder(stream, size, codec, key_every_s=key_every_s, sample_aspect_ratio=sample_aspect_ratio)
 
 
-def lone_encoder(size: tuple[int, int], options: dict[str, str]) -> Encoder:
-    """An encoder without container: its keyframes contain their parameter sets."""
-    context = CodecContext.create(_CODEC, "w")
+def lone_encoder(size: tuple[int, int], quality: Quality, codec: H264 = H264.X264) -> Encoder:
+    """An encoder without container: its keyframes contain their parameter sets. Raises EncoderRefused."""
+    context = CodecContext.create(codec.value, "w")
     assert isinstance(context, VideoCodecContext)
-    context.options = options
-    return Encoder(context, size)
+    context.options = quality.options(codec)
+    return Encoder(context, size, codec)
 
 
 def fitted(picture: ByteArray, size: tuple[int, int]) -> ByteArray:

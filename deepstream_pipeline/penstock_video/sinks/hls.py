@@ -16,11 +16,12 @@ from pydantic import Field
 
 from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.encoder import encoder_options, even, stream_encoder
+from penstock_video.sinks.encoder import H264, EncoderRefused, Quality, even, stream_encoder
 from penstock_video.sinks.jsonl import Folder, SourceFolders, end_all, made_folder
+from penstock_video.sinks.nvenc import EncoderChoice
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.schemas import iso_time
-from penstock_video.types import ByteArray, Frame, FrameResult
+from penstock_video.types import ByteArray, EncoderKind, Frame, FrameResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +104,21 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class HlsOptions:
-    """folder: of the playlists' folders. list_size: segments of a playlist. crf: of x264."""
+    """folder: of the playlists' folders. list_size: segments of a playlist. crf: of x264, and NVENC's quality."""
 
     folder: Folder
     segment_s: Annotated[float, Field(alias="segment-duration", ge=0.5, le=60)] = 2.0
     list_size: Annotated[int, Field(alias="list-size", ge=2, le=10_000)] = 6
     crf: Annotated[int, Field(ge=0, le=51)] = 25
+    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class HlsSink:
     """A playlist in folder/hls for one source, in folder/SOURCE_ID/hls for each of several.
 
-    Raises SinkFailed at once if the folder is not writable. On a full disk, write raises SinkFailed once, counts lost
-    segments in `lost` and retries after RETRY_S. Frames without a picture are skipped.
+    Raises SinkFailed at once if the folder is not writable, or NVENC is asked for and absent. On a full disk, write
+    raises SinkFailed once, counts lost segments in `lost` and retries after RETRY_S. If NVENC fails, x264 continues
+    with the same frame after a discontinuity. Frames without a picture are skipped.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class HlsSink:
         self._osd = osd
         self._clock = clock
         self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
+        self._encoders = EncoderChoice(options.encoder, "hls")
         self._streams: dict[str, LiveStream] = {}
         self._lost_of_ended = 0
 
@@ -141,7 +145,7 @@ class HlsSink:
         source_id = result.frame.source_id
         stream = self._streams.get(source_id)
         if stream is None:
-            stream = LiveStream(self._folders.of(source_id) / "hls", self._options)
+            stream = LiveStream(self._folders.of(source_id) / "hls", self._options, self._encoders)
             self._streams[source_id] = stream
         stream.write(picture, result.frame, self._clock())
 
@@ -163,9 +167,10 @@ class HlsSink:
 class LiveStream:
     """One source's stream. Deletes an earlier one in the folder. Raises SinkFailed on a new failure."""
 
-    def __init__(self, folder: Path, options: HlsOptions) -> None:
+    def __init__(self, folder: Path, options: HlsOptions, encoders: EncoderChoice) -> None:
         self.folder = folder
         self._options = options
+        self._encoders = encoders
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
         self._outage = Outage(Backoff(RETRY_S, RETRY_S))
         self._is_clean = False
@@ -188,8 +193,13 @@ class LiveStream:
             if not (is_next and self._playlist.has_room(coder.duration_s(frame))):
                 self._end_coder(now)
                 self._has_gap = True
-        self._coder = self._coder or _Coder(frame, self._options)
-        segment = self._coder.write(picture, frame)
+        try:
+            segment = self._coder_for(frame).write(picture, frame)
+        except EncoderRefused as refused:
+            self._encoders.failed(refused)
+            self._end_coder(now)
+            self._has_gap = True
+            segment = self._coder_for(frame).write(picture, frame)
         if segment is not None:
             self._store(segment, now)
 
@@ -197,6 +207,11 @@ class LiveStream:
         """Writes the last segment and the end of the playlist."""
         self._end_coder(now)
         self._keep(now, lambda: self._put(INDEX, self._playlist.text(is_over=True).encode()))
+
+    def _coder_for(self, frame: Frame) -> "_Coder":
+        if self._coder is None:
+            self._coder = self._encoders.open(lambda codec: _Coder(frame, self._options, codec))
+        return self._coder
 
     def _end_coder(self, now: float) -> None:
         coder, self._coder = self._coder, None
@@ -259,16 +274,17 @@ class _Made:
 
 
 class _Coder:
-    """Encodes pictures of one size to whole segments."""
+    """Encodes pictures of one size to whole segments. Raises EncoderRefused."""
 
-    def __init__(self, frame: Frame, options: HlsOptions) -> None:
+    def __init__(self, frame: Frame, options: HlsOptions, codec: H264) -> None:
         self._shape = (frame.width, frame.height, frame.sample_aspect_ratio)
         self._block = _Block()
         self._container: OutputContainer = av.open(self._block, "w", format="mpegts", container_options=_MUXER)
         self._encoder = stream_encoder(
             self._container,
             even(frame.width, frame.height),
-            encoder_options(options.crf, is_live=True),
+            Quality(options.crf, is_live=True),
+            codec,
             key_every_s=options.segment_s,
             sample_aspect_ratio=frame.sample_aspect_ratio,
         )

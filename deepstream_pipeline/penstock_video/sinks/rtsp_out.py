@@ -21,10 +21,11 @@ from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
 from penstock_video.interfaces import INTERNAL, SECRET
 from penstock_video.sinks.broker_link import address_of
-from penstock_video.sinks.encoder import encoder_options, even, lone_encoder
+from penstock_video.sinks.encoder import H264, EncoderRefused, Quality, even, lone_encoder
+from penstock_video.sinks.nvenc import EncoderChoice
 from penstock_video.sinks.osd import Osd
 from penstock_video.sinks.rtsp_push import CONNECTED, Begin, Coded, packed
-from penstock_video.types import ByteArray, FrameResult
+from penstock_video.types import ByteArray, EncoderKind, FrameResult
 
 COMMAND = (sys.executable, "-P", "-m", "penstock_video.sinks.rtsp_push")
 CLOSE_S = 5.0  # for the TEARDOWN at the server
@@ -42,6 +43,7 @@ class RtspOutOptions:
 
     url: Annotated[str, address_of("rtsp", "rtsps"), Field(json_schema_extra=SECRET)] = field(repr=False)
     timeout_s: Annotated[float, Field(json_schema_extra=INTERNAL)] = 5.0
+    encoder: EncoderKind = EncoderKind.AUTO
     allowed_outbound: Annotated[tuple[str, ...], Field(json_schema_extra=INTERNAL)] = ()
 
 
@@ -63,6 +65,7 @@ class RtspOutSink:
     ) -> None:
         self._options = options
         self._osd = osd
+        self._encoders = EncoderChoice(options.encoder, "rtsp")
         self._has_room_for_one, self._single = is_single, ""
         self._clock = clock
         self._command = command
@@ -85,13 +88,26 @@ class RtspOutSink:
             way = self._ways[source_id] = _PushPath(self._url(source_id))
         try:
             if way.push is None and way.outage.may_try(now):
-                way.push = _Push(self._command, way.url, even(result.frame.width, result.frame.height), self._options)
-            if way.push is None or not way.push.write(picture, result.frame.pts_s, now):
+                way.push = self._new_push(way.url, result)
+            if way.push is None or not self._write(way.push, picture, result, now):
                 way.outage.lost += 1
             if way.push is not None and way.push.is_connected:
                 way.tell_that_it_works()
         except (OSError, _PushFailed) as error:
             way.fail(error, now)
+
+    def _new_push(self, url: str, result: FrameResult) -> "_Push":
+        size = even(result.frame.width, result.frame.height)
+        return self._encoders.open(lambda codec: _Push(self._command, url, size, self._options, codec))
+
+    def _write(self, push: "_Push", picture: ByteArray, result: FrameResult, now: float) -> bool:
+        """Whether the picture was sent. If NVENC fails, x264 goes on in the same stream."""
+        try:
+            return push.write(picture, result.frame.pts_s, now)
+        except EncoderRefused as refused:
+            self._encoders.failed(refused)
+            push.use_cpu()
+            return push.write(picture, result.frame.pts_s, now)
 
     def end_source(self, source_id: str) -> None:
         """Ends the stream at the server."""
@@ -152,12 +168,15 @@ class _PushPath:
 
 
 class _Push:
-    """A push process with its encoder. Raises OSError if it cannot be started."""
+    """A push process with its encoder. Raises OSError if it cannot be started, EncoderRefused before that."""
 
-    def __init__(self, command: tuple[str, ...], url: str, size: tuple[int, int], options: RtspOutOptions) -> None:
+    def __init__(
+        self, command: tuple[str, ...], url: str, size: tuple[int, int], options: RtspOutOptions, codec: H264
+    ) -> None:
         self.is_connected = False
         self._timeout_s = options.timeout_s
-        self._encoder = lone_encoder(size, encoder_options(_CRF, is_live=True))
+        self._size = size
+        self._encoder = lone_encoder(size, Quality(_CRF, is_live=True), codec)
         self._pending = bytearray(packed(Begin(url, *size, options.timeout_s, options.allowed_outbound)))
         self._moved_at: float | None = None
         self._skips_to_key = False
@@ -179,7 +198,7 @@ class _Push:
             fcntl.fcntl(self._input.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def write(self, picture: ByteArray, pts_s: float, now: float) -> bool:
-        """Returns whether the picture was sent. Raises _PushFailed."""
+        """Returns whether the picture was sent. Raises _PushFailed, EncoderRefused."""
         is_taken = True
         for packet in self._encoder.encode(picture, pts_s):
             is_key = packet.is_keyframe
@@ -191,6 +210,10 @@ class _Push:
         self._flush(now)
         self._listen()
         return is_taken
+
+    def use_cpu(self) -> None:
+        """x264 continues the stream, with a keyframe."""
+        self._encoder = lone_encoder(self._size, Quality(_CRF, is_live=True)).after(self._encoder)
 
     def end_input(self, until: float) -> None:
         """Closes the process's input after the waiting data. A second call does nothing."""

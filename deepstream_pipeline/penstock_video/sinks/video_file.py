@@ -17,10 +17,11 @@ from pydantic import Field
 
 from penstock_video.backoff import Backoff, Outage
 from penstock_video.errors import SinkFailed
-from penstock_video.sinks.encoder import SQUARE, encoder_options, even, stream_encoder
+from penstock_video.sinks.encoder import H264, SQUARE, EncoderRefused, Quality, even, stream_encoder
 from penstock_video.sinks.jsonl import Folder, SourceFolders, end_all, made_folder
+from penstock_video.sinks.nvenc import EncoderChoice
 from penstock_video.sinks.osd import Osd
-from penstock_video.types import ByteArray, FrameResult
+from penstock_video.types import ByteArray, EncoderKind, FrameResult
 
 RETRY_S = 10.0
 FRAMES_A_FILE = 200_000  # the index of an open file takes about 100 bytes of memory per frame
@@ -32,18 +33,20 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedOptions:
-    """folder: of the files, or of the sources' folders. crf: of x264, less is better."""
+    """folder: of the files, or of the sources' folders. crf: of x264, less is better; also NVENC's constant quality."""
 
     folder: Folder
     crf: Annotated[int, Field(ge=0, le=51)] = 23
+    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class AnnotatedSink:
     """A video file for each source.
 
-    Raises SinkFailed at once if the folder is not writable. On a full disk, write raises SinkFailed once; the file so
-    far is playable, and another is begun when there is room again. `lost` counts the pictures in no file. Frames
-    without a picture are skipped.
+    Raises SinkFailed at once if the folder is not writable, or NVENC is asked for and absent. On a full disk, write
+    raises SinkFailed once; the file so far is playable, and another is begun when there is room again. If NVENC fails,
+    x264 begins another file with the same frame. `lost` counts the pictures in no file. Frames without a picture are
+    skipped.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class AnnotatedSink:
         self._osd = osd
         self._clock = clock
         self._crf = options.crf
+        self._encoders = EncoderChoice(options.encoder, "mp4")
         self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
         self._began_unix_s = time.time() - 0.05  # a file system's clock may be a tick behind
         self._files: dict[str, VideoFile] = {}
@@ -77,7 +81,7 @@ class AnnotatedSink:
             if not self._may_write(now):
                 self._outage.lost += 1
                 return
-            self._file_for(result).write(picture, result.frame.pts_s)
+            self._put(result, picture)
         except (OSError, FFmpegError) as error:
             self._failed(result.frame.source_id, error, now)
             return
@@ -94,6 +98,14 @@ class AnnotatedSink:
         """Finishes every file. A second call does nothing."""
         end_all(self._files, self._finish)
 
+    def _put(self, result: FrameResult, picture: ByteArray) -> None:
+        try:
+            self._file_for(result).write(picture, result.frame.pts_s)
+        except EncoderRefused as refused:
+            self._encoders.failed(refused)
+            self._finish(result.frame.source_id)
+            self._file_for(result).write(picture, result.frame.pts_s)
+
     def _may_write(self, now: float) -> bool:
         if not self._outage.is_open:
             return True
@@ -108,7 +120,8 @@ class AnnotatedSink:
         self._finish(source_id)
         folder = self._folders.of(source_id)
         folder.mkdir(parents=True, exist_ok=True)
-        file = VideoFile(_free_path(folder, self._began_unix_s), size, self._crf, frame.sample_aspect_ratio)
+        path = _free_path(folder, self._began_unix_s)
+        file = self._encoders.open(lambda codec: VideoFile(path, size, self._crf, frame.sample_aspect_ratio, codec))
         self._files[source_id] = file
         return file
 
@@ -133,9 +146,16 @@ class AnnotatedSink:
 
 
 class VideoFile:
-    """An open MP4. Raises OSError and FFmpegError; then only call `abandon`."""
+    """An open MP4. Raises OSError and FFmpegError; then only call `abandon`. EncoderRefused: see Encoder."""
 
-    def __init__(self, path: Path, size: tuple[int, int], crf: int, sample_aspect_ratio: Fraction = SQUARE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: tuple[int, int],
+        crf: int,
+        sample_aspect_ratio: Fraction = SQUARE,
+        codec: H264 = H264.X264,
+    ) -> None:
         self.path = path
         self._shape = (size, sample_aspect_ratio)
         self._frames = 0
@@ -144,9 +164,9 @@ class VideoFile:
             container = av.open(self._file, "w", format="mp4", container_options={"movflags": _MOVFLAGS})
             self._container: OutputContainer = container
             self._encoder = stream_encoder(
-                container, even(*size), encoder_options(crf), sample_aspect_ratio=sample_aspect_ratio
+                container, even(*size), Quality(crf), codec, sample_aspect_ratio=sample_aspect_ratio
             )
-        except (OSError, FFmpegError):
+        except (OSError, FFmpegError, EncoderRefused):
             self._file.close()
             raise
 

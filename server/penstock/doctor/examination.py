@@ -27,7 +27,7 @@ class Examiner:
 def _examine_graphics(plan: StackPlan) -> list[Finding]:
     facts = gpu.probe_graphics()
     reading = facts.reading
-    on_video = gpu.video_findings(gpu.probe_video()) if reading.cards else gpu.no_card_findings()
+    on_video = gpu.video_findings(gpu.probe_video(), reading.cards) if reading.cards else gpu.no_card_findings()
     tensorrt = gpu.tensorrt_findings(reading, has_plugin=gpu.has_tensorrt_plugin())
     return [
         *gpu.graphics_findings(facts),

@@ -253,6 +253,7 @@ def _tensorrt(card: GpuDevice, driver: str | None, *, has_plugin: bool) -> Findi
     return Finding(name, Severity.OK, found)
 
 
+_NO_ENCODER = ((8, 0), (9, 0), (10, 0), (10, 3))  # A100 and A30, H100 and H200, B200, B300: NVIDIA's support matrix
 PACKAGES = ("cuda-bindings",)
 _INSTALL = (
     "run make gpu in a checkout, else pip install 'penstock[gpu]'; in a container, build the image with --build-arg "
@@ -293,9 +294,9 @@ def no_card_findings() -> list[Finding]:
     return [Finding("video.nvdec", Severity.OK, f"no NVIDIA GPU: {_ON_CPU}")]
 
 
-def video_findings(facts: VideoFacts) -> list[Finding]:
-    """Decoding with its obstacles, then JPEG."""
-    return [_decoder(facts), _jpeg(facts)]
+def video_findings(facts: VideoFacts, cards: Sequence[GpuDevice] = ()) -> list[Finding]:
+    """Decoding with its obstacles, then JPEG, then encoding by the kind of the cards."""
+    return [_decoder(facts), _jpeg(facts), *([_encoder(cards)] if cards else [])]
 
 
 def _decoder(facts: VideoFacts) -> Finding:
@@ -323,6 +324,15 @@ def _decoder(facts: VideoFacts) -> Finding:
         found = f"{found}; {' and '.join(missing)} {verb} not installed: {_ON_CPU}"
         return Finding(name, Severity.NOTE, found, _INSTALL)
     return Finding(name, Severity.OK, found)
+
+
+def _encoder(cards: Sequence[GpuDevice]) -> Finding:
+    """By compute capability; the video program tries the encoder when it starts."""
+    having = next((card for card in cards if card.capability not in _NO_ENCODER), None)
+    if having is None:
+        found = f"{cards[0].name} has no video encoder: annotated video is encoded on the CPU"
+        return Finding("video.nvenc", Severity.OK, found)
+    return Finding("video.nvenc", Severity.OK, f"{having.name} is of a kind that has it; the video program tries it")
 
 
 def _jpeg(facts: VideoFacts) -> Finding:

@@ -47,7 +47,7 @@ ONE_FAULT = {
     "sink: [{type: annotated}]": "sink[0].type is 'annotated': it takes jsonl, mp4,",
     "sink: [{type: jsonl}]": "sink[0].folder: is missing; give a folder, or --out for all sinks",
     "sink: [{type: jsonl, folder: x, schema: maximal}]": "sink[0].schema is 'maximal': did you mean minimal?",
-    "sink: [{type: mp4, folder: x, encoder: nvenc}]": "sink[0].encoder: remove this key: x264 encodes videos",
+    "sink: [{type: mp4, folder: x, encoder: gpu}]": "sink[0].encoder is 'gpu': did you mean cpu?",
     "sink: [{type: preview, jpeg: nvjpg}]": "sink[0].jpeg is 'nvjpg': did you mean nvjpeg? It takes auto, cpu, nvjpeg",
     "sink: [{type: redis, url: 'http://r'}]": "sink[0].url: an address such as redis://HOST",
     "sink: [{type: webhook, url: 'ftp://r'}]": "sink[0].url: an address such as http://HOST",
