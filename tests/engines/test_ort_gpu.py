@@ -1,6 +1,7 @@
 """ONNX models on a GPU: buffers, graphs, precision and fallbacks, on a fake GPU in host memory."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def test_fp16_that_answers_otherwise_is_refused_with_the_figure(bench: Bench) ->
     assert opened.facts.precision == "fp32"
     assert opened.facts.graph_batch_sizes == (1, 2, 4, 8)
     (sentence,) = opened.facts.fallbacks
-    assert sentence.startswith("precision fp16 is not used: output 'y' differs by ")
+    assert sentence.startswith("precision fp16 is not used: output 'y' with 3 rows differs by ")
     assert "from FP32 on the CPU (limit 3.0%" in sentence
     assert y_of(opened, rows(1))[0, 0] == 100_001
 
@@ -259,14 +260,38 @@ def test_check_answers_0_uses_fp16_unchecked(bench: Bench) -> None:
     assert (opened.facts.precision, opened.facts.fallbacks) == ("fp16", ())
 
 
-@pytest.mark.parametrize("wrong", [lambda array: array * 1.01, lambda array: array * np.nan])
-def test_gpu_that_answers_otherwise_in_fp32_is_not_used(bench: Bench, wrong: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda array: array * 1.01, "differs by 1.0% from FP32 on the CPU (limit 0.5%)"),
+        (lambda array: array * np.nan, "has another shape than FP32 on the CPU, infinity or NaN"),
+    ],
+)
+def test_gpu_that_answers_otherwise_in_fp32_is_not_used(
+    bench: Bench, wrong: Callable[[Any], Any], sentence: str
+) -> None:
     """A wrong kernel or driver: the CPU serves, and the reason has the output and the difference."""
     opened = bench.open(onnx_models.plus(1), change=wrong)
     assert opened.facts.device == "cpu"
-    assert "the model runs on the CPU instead of GPU 0: output 'y' differs by" in opened.facts.fallbacks[0]
+    assert opened.facts.fallbacks == (f"the model runs on the CPU instead of GPU 0: output 'y' with 3 rows {sentence}",)
     assert y_of(opened, rows(1))[0, 0] == 2
     assert bench.cuda.is_closed
+
+
+def test_gpu_on_which_the_faster_kernels_fail_uses_the_plain_ones(bench: Bench) -> None:
+    """NHWC and fused convolutions cost the GPU nothing but their speed."""
+
+    def fail(_: int) -> None:
+        if bench.sessions[-1].options["prefer_nhwc"] == "1":
+            raise RuntimeError("CUDNN_FE failure: no valid execution plans")
+
+    opened = bench.open(onnx_models.plus(1), fail=fail)
+    assert (opened.facts.device, opened.facts.graph_batch_sizes) == ("cuda:0", (1, 2, 4, 8))
+    assert opened.facts.fallbacks == (
+        "channels-last and fuse are not used in fp32: CUDNN_FE failure: no valid execution plans",
+    )
+    assert bench.sessions[-1].options["fuse_conv_bias"] == "0"
+    assert y_of(opened, rows(1))[0, 0] == 2
 
 
 def test_gpu_that_cannot_be_opened_leaves_the_cpu_serving(bench: Bench) -> None:
@@ -281,6 +306,29 @@ def test_gpu_that_cannot_be_opened_leaves_the_cpu_serving(bench: Bench) -> None:
         "detected",
     )
     assert y_of(opened, rows(1))[0, 0] == 2
+
+
+def test_session_that_failed_is_freed_before_the_gpus_memory(bench: Bench) -> None:
+    """ONNX Runtime's session uses the stream until it is destroyed: no error may keep it alive."""
+    alive: list[int] = []
+
+    def close() -> None:
+        alive.append(sum(session() is not None for session in sessions))
+
+    def change(array: Any) -> Any:
+        sessions.extend(map(weakref.ref, bench.sessions))
+        bench.sessions.clear()
+        return array + 1
+
+    sessions: list[weakref.ref[FakeSession]] = []
+    bench.cuda.close = close  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        opened = bench.open(onnx_models.plus(1), {"cuda-graphs": "0", "channels-last": "0", "fuse": "0"}, change=change)
+    finally:
+        gc.enable()
+    assert opened.facts.device == "cpu"
+    assert alive == [0]
 
 
 def test_gpu_without_memory_leaves_the_cpu_serving(bench: Bench) -> None:
@@ -331,11 +379,11 @@ def test_lost_context_is_an_error_of_its_own(bench: Bench) -> None:
 def test_model_that_is_unloaded_or_dropped_frees_the_gpus_memory(bench: Bench, how: str) -> None:
     """An unloaded model leaves the GPU as it was, and so does one that is dropped because another part failed."""
     opened = bench.open(onnx_models.plus(1))
-    thread, before = opened.session._thread._thread, bench.cuda.free_bytes()
+    thread, before = opened.session._thread, bench.cuda.free_bytes()
     if how == "close":
         OrtModel(opened.session, opened.signature, opened.config).close()
     del opened
     gc.collect()
-    thread.shutdown(wait=True)
+    thread.join()
     assert bench.cuda.is_closed
     assert bench.cuda.free_bytes() > before

@@ -149,7 +149,7 @@ def test_model_is_served_by_its_engine(model: Path) -> None:
 @pytest.mark.parametrize(
     ("rtx", "why"),
     [
-        (FakeRtx(session=FakeSession(3)), "its TensorRT-RTX engine is not used: output 'y' differs by"),
+        (FakeRtx(session=FakeSession(3)), "its TensorRT-RTX engine is not used: output 'y' with 3 rows differs by"),
         (FakeRtx(session=FakeSession(1, most_rows=4)), "its TensorRT-RTX engine is not used: 8 rows are not in the"),
         (FakeRtx(gpu=HOPPER), "its TensorRT-RTX engine is not used: there is none for compute capability 9.0"),
     ],

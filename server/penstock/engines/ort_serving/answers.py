@@ -145,11 +145,13 @@ def check_outputs(run: Run, reference: Reference, precision: Precision, row_coun
     if has_batch:
         expected, inputs = repeated(expected, row_count), repeated(inputs, row_count)
     gap, name = difference(expected, run(inputs))
-    if not gap <= LIMITS[precision]:
-        rows = f", {row_count} rows" if has_batch else ""
-        raise OrtLoadError(
-            f"output '{name}' differs by {gap:.1%} from FP32 on the CPU (limit {LIMITS[precision]:.1%}{rows})"
-        )
+    if gap <= LIMITS[precision]:
+        return
+    with_rows = f" with {row_count} rows" if has_batch else ""
+    if math.isinf(gap):
+        raise OrtLoadError(f"output '{name}'{with_rows} has another shape than FP32 on the CPU, infinity or NaN")
+    limit = f"{LIMITS[precision]:.1%}"
+    raise OrtLoadError(f"output '{name}'{with_rows} differs by {gap:.1%} from FP32 on the CPU (limit {limit})")
 
 
 def _relative_gap(wanted: Any, got: Any) -> float:

@@ -3,10 +3,13 @@
 ONNX Runtime captures a graph for a thread and a `gpu_graph_id`, so all calls of a session are made in one thread.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -242,19 +245,45 @@ def _strides(shape: Sequence[int], dtype: "np.dtype[Any]") -> tuple[int, ...]:
 
 
 class DeviceThread:
-    """The one thread that uses a GPU's session."""
+    """The one thread that uses a GPU's session. A hanging GPU does not block the end of the process."""
 
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"cuda-{name}")
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None: end
+        self._thread = threading.Thread(target=_run_all, args=(self._calls,), name=f"cuda-{name}", daemon=True)
+        self._thread.start()
 
     def call(self, work: Callable[[], T]) -> T:
-        """Its result, or its error."""
-        return self._thread.submit(work).result()
+        """Its result, or its error. Not after close."""
+        done: Future[T] = Future()
+        self._calls.put(partial(_answer, done, work))
+        try:
+            return done.result()
+        finally:
+            del done
 
-    def close(self, work: Callable[[], object], *, waits: bool = False) -> None:
-        """Ends after the running calls and then `work`."""
-        self._thread.submit(work)
-        self._thread.shutdown(wait=waits)
+    def close(self, work: Callable[[], object]) -> None:
+        """Ends after the running calls and then `work`. Takes no lock: the garbage collector may call it anywhere."""
+        self._calls.put(work)
+        self._calls.put(None)
+
+    def join(self) -> None:
+        """Waits for the end, after close."""
+        self._thread.join()
+
+
+def _answer(done: Future[T], work: Callable[[], T]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # noqa: BLE001  the caller gets it
+        done.set_exception(error)
+    finally:
+        del done, work  # otherwise the error's traceback would keep the session in a cycle
+
+
+def _run_all(calls: "SimpleQueue[Callable[[], object] | None]") -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it may hold a session
 
 
 class _DeviceState:

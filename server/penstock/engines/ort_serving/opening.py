@@ -96,8 +96,9 @@ def open_model(
         with _one_at_a_time:
             return thread.call(lambda: opener.open(open_cuda(placement.device_id), thread))
     except (CudaUnavailable, CudaError, OrtLoadError, OrtRequestError) as error:
-        why = "; ".join([*opener.fallbacks, str(error)])
-    thread.close(opener.close, waits=True)
+        why = str(error)
+    thread.close(opener.close)
+    thread.join()
     return _instead(on_cpu, placement, why)
 
 
@@ -139,9 +140,16 @@ def _installed() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Attempt:
-    precision: Precision
     source: Path | bytes
-    buckets: tuple[int, ...]
+    settings: GpuSettings
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return self.settings.buckets
+
+    @property
+    def precision(self) -> Precision:
+        return self.settings.precision
 
 
 class _GpuOpener:
@@ -167,36 +175,45 @@ class _GpuOpener:
         """Raises OrtLoadError, OrtRequestError, CudaError if no precision serves."""
         self._cuda = cuda
         self._reference = _reference(self._path, self._on_cpu) if self._settings.checks_answers else None
-        for precision, source in self._candidates():
+        attempts = list(self._attempts())
+        for number, attempt in enumerate(attempts, start=1):
             try:
-                runner, graph_sizes = self._runner(cuda, _Attempt(precision, source, self._settings.buckets))
+                runner, graph_sizes = self._runner(cuda, attempt)
             except (OrtLoadError, OrtRequestError, CudaError) as error:
-                if precision in _UNCONVERTED or cuda.is_lost():
+                if number == len(attempts) or cuda.is_lost():
                     raise
-                self.fallbacks.append(f"precision {precision.value} is not used: {error}")
+                self.fallbacks.append(_why_not_used(attempt.settings, attempts[number].settings, error))
                 continue
             fallbacks = (*self._on_cpu.facts.fallbacks, *self.fallbacks)
-            facts = EngineFacts(CUDA, cuda.device_id, precision.value, graph_sizes, fallbacks)
+            facts = EngineFacts(CUDA, cuda.device_id, attempt.precision.value, graph_sizes, fallbacks)
             return replace(self._on_cpu, session=CudaSession(runner, cuda, thread), facts=facts)
-        raise OrtLoadError("no precision serves")  # not reached: the last candidate raises or returns
+        raise OrtLoadError("no precision serves")  # not reached: the last attempt raises or returns
 
-    def _candidates(self) -> Iterator[tuple[Precision, Path | bytes]]:
-        """The wished precision, if its outputs can be compared, then FP32."""
+    def _attempts(self) -> Iterator[_Attempt]:
+        """The wished precision, then FP32, then FP32 with the provider's default kernels."""
+        settings = self._settings
+        if settings.precision not in _UNCONVERTED:
+            if (source := self._source()) is not None:
+                yield _Attempt(source, settings)
+            settings = replace(settings, precision=Precision.FP32)
+        yield _Attempt(self._path, settings)
+        if settings != settings.plain:
+            yield _Attempt(self._path, settings.plain)
+
+    def _source(self) -> Path | bytes | None:
+        """The model in the wished precision; None if it cannot be had or its outputs cannot be compared."""
         wished, reference = self._settings.precision, self._reference
-        if wished not in _UNCONVERTED:
-            if reference is not None and reference.why_not:
-                self.fallbacks.append(
-                    f"precision {wished.value} is not used: its outputs cannot be compared, because "
-                    f"{reference.why_not} (check-answers: 0 uses it unchecked)"
-                )
-            elif wished is Precision.TF32:
-                yield wished, self._path
-            else:
-                try:
-                    yield wished, converted_to_fp16(self._path)
-                except OrtLoadError as error:
-                    self.fallbacks.append(f"precision {wished.value} is not used: {error}")
-        yield (wished if wished in _UNCONVERTED else Precision.FP32), self._path
+        if reference is not None and reference.why_not:
+            why = f"its outputs cannot be compared, because {reference.why_not} (check-answers: 0 uses it unchecked)"
+        elif wished is Precision.TF32:
+            return self._path
+        else:
+            try:
+                return converted_to_fp16(self._path)
+            except OrtLoadError as error:
+                why = str(error)
+        self.fallbacks.append(f"precision {wished.value} is not used: {why}")
+        return None
 
     def _runner(self, cuda: Cuda, attempt: _Attempt) -> tuple[CudaRunner, tuple[int, ...]]:
         """(runner, sizes of its graphs). If memory lacks, with smaller batches; without graphs if they fail."""
@@ -220,7 +237,7 @@ class _GpuOpener:
         return runner, ()
 
     def _smaller(self, attempt: _Attempt) -> _Attempt:
-        smaller = replace(attempt, buckets=attempt.buckets[:-1])
+        smaller = replace(attempt, settings=replace(attempt.settings, buckets=attempt.buckets[:-1]))
         self.fallbacks.append(
             f"batches of more than {smaller.buckets[-1]} run in parts: the GPU's memory is too small for more"
         )
@@ -249,7 +266,7 @@ class _GpuOpener:
     def _session(self, cuda: Cuda, attempt: _Attempt, *, has_graphs: bool) -> Any:
         cuda.free_memory()  # of an earlier attempt, whose session is gone
         options = cuda_options(
-            replace(self._settings, precision=attempt.precision),
+            attempt.settings,
             self._on_cpu.config,
             device_id=cuda.device_id,
             has_graphs=has_graphs,
@@ -312,6 +329,12 @@ def _input_form(entry: dict[str, Any]) -> TensorForm:
     kind = str(entry["data_type"]).removeprefix("TYPE_")
     names = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
     return TensorForm(entry["name"], np.dtype(names.get(kind, kind.lower())), tuple(map(int, dims)))
+
+
+def _why_not_used(failed: GpuSettings, following: GpuSettings, error: Exception) -> str:
+    if failed.precision is following.precision:
+        return f"channels-last and fuse are not used in {failed.precision.value}: {error}"
+    return f"precision {failed.precision.value} is not used: {error}"
 
 
 def _lacks_memory(error: Exception) -> bool:

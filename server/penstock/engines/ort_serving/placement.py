@@ -6,13 +6,14 @@ precision        fp32, tf32 or fp16        default fp32; inputs and outputs keep
 cuda-graphs      0 or 1                    default 1: one CUDA graph per batch size, if the model allows it
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and max_batch_size
 channels-last    0 or 1                    default 1: ONNX Runtime's prefer_nhwc
+fuse             0 or 1                    default 1: ONNX Runtime's fuse_conv_bias
 check-answers    0 or 1                    default 1: compares the outputs at load with those of FP32 on the CPU
 """
 
 import bisect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -84,7 +85,13 @@ class GpuSettings:
     has_graphs: bool = True
     buckets: tuple[int, ...] = (1,)
     is_channels_last: bool = True
+    is_fused: bool = True
     checks_answers: bool = True
+
+    @property
+    def plain(self) -> "GpuSettings":
+        """With the provider's default kernels, for a GPU on which the faster ones fail."""
+        return replace(self, is_channels_last=False, is_fused=False)
 
 
 def gpu_settings(config: Config) -> GpuSettings:
@@ -94,6 +101,7 @@ def gpu_settings(config: Config) -> GpuSettings:
         has_graphs=_flag(config, "cuda-graphs"),
         buckets=_buckets(config),
         is_channels_last=_flag(config, "channels-last"),
+        is_fused=_flag(config, "fuse"),
         checks_answers=_flag(config, "check-answers"),
     )
 
@@ -195,7 +203,7 @@ def cuda_options(
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "1" if settings.precision is Precision.TF32 else "0",
         "prefer_nhwc": "1" if settings.is_channels_last else "0",
-        "fuse_conv_bias": "1",
+        "fuse_conv_bias": "1" if settings.is_fused else "0",
     }
     if memory_limit_bytes is not None:
         options["gpu_mem_limit"] = str(memory_limit_bytes)
