@@ -87,13 +87,13 @@ def test_model_without_engines_needs_no_plugin(tmp_path: Path) -> None:
     ("rtx", "precision", "why"),
     [
         (FakeRtx(plugin=""), Precision.FP32, "onnxruntime-ep-nv-tensorrt-rtx-cu13 is not installed (pip install"),
-        (
-            FakeRtx(gpu=HOPPER),
-            Precision.FP32,
-            "there is none for compute capability 9.0 in FP32 (penstock models build",
-        ),
+        (FakeRtx(gpu=HOPPER), Precision.FP32, "there is none for compute capability 9.0 in FP32, only sm89-fp32"),
         (FakeRtx(), Precision.FP16, "there is none for compute capability 8.9 in FP16"),
-        (FakeRtx(plugin="1.8.0"), Precision.FP32, "that for 8.9 is of another file, or not of TensorRT-RTX 1.8.0"),
+        (
+            FakeRtx(plugin="1.8.0"),
+            Precision.FP32,
+            "that for 8.9 in FP32 is of another file, or not of TensorRT-RTX 1.8.0",
+        ),
         (FakeRtx(refusal="no memory"), Precision.FP32, "no memory"),
     ],
 )
@@ -109,7 +109,7 @@ def test_engine_that_does_not_fit_is_refused_with_its_reason(
 def test_engine_of_a_changed_file_is_refused(model: Path) -> None:
     """An engine computes with the weights of the file that it was built from."""
     onnx.save(onnx_models.plus(2), model)
-    with pytest.raises(OrtLoadError, match=r"that for 8\.9 is of another file"):
+    with pytest.raises(OrtLoadError, match=r"that for 8\.9 in FP32 is of another file"):
         opened(model, FakeRtx())
 
 

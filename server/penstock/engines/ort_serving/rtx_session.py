@@ -57,11 +57,18 @@ def open_engine(
     engines = _engines(path)
     if not engines:
         return None
+    card = rtx.card(device_id)
+    name = f"{card.capability[0]}.{card.capability[1]} in {precision.name}"
+    prefix = engine_prefix(path.stem, card.capability, precision)
+    if not any(engine.startswith(prefix) for engine in engines):
+        kinds = sorted({engine.removeprefix(f"{path.stem}-").rpartition("-")[0] for engine in engines})
+        raise OrtLoadError(f"there is none for compute capability {name}, only {', '.join(kinds)}")
     release = rtx.release()
     if not release:
         raise OrtLoadError(f"{PACKAGE} is not installed (pip install 'penstock[tensorrt]')")
-    card = rtx.card(device_id)
-    file = _fitting(path, engines, card, precision, release)
+    file = path.parent / FOLDER / f"{prefix}{engine_key(_sha256(path), release)}.onnx"
+    if file.name not in engines:
+        raise OrtLoadError(f"that for {name} is of another file, or not of TensorRT-RTX {release}: build it again")
     return rtx.open(file, options(), card, _provider_options(file.parent))
 
 
@@ -73,18 +80,9 @@ def _engines(path: Path) -> list[str]:
     return [name for name in names if name.startswith(f"{path.stem}-sm") and name.endswith(".onnx")]
 
 
-def _fitting(path: Path, engines: list[str], card: Card, precision: Precision, release: str) -> Path:
-    """The engine's file. Raises OrtLoadError."""
-    name = f"{card.capability[0]}.{card.capability[1]}"
-    prefix = engine_prefix(path.stem, card.capability, precision)
-    build = f"penstock models build … --for {name} --precision {precision.value}"
-    if not any(engine.startswith(prefix) for engine in engines):
-        raise OrtLoadError(f"there is none for compute capability {name} in {precision.name} ({build})")
+def _sha256(path: Path) -> str:
     with path.open("rb") as opened:
-        key = engine_key(hashlib.file_digest(opened, "sha256").hexdigest(), release)
-    if f"{prefix}{key}.onnx" not in engines:
-        raise OrtLoadError(f"that for {name} is of another file, or not of TensorRT-RTX {release} ({build})")
-    return path.parent / FOLDER / f"{prefix}{key}.onnx"
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _provider_options(folder: Path) -> dict[str, str]:
@@ -112,7 +110,8 @@ class InstalledRtx:
         devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
         fitting = [one for one in devices if one.device.metadata.get("pci_bus_id", "").lower() == card.pci_bus_id]
         if not fitting:
-            raise OrtLoadError(f"the plug-in takes no GPU at {card.pci_bus_id}, only {len(devices)} others")
+            where = "it looks for GPUs in /sys/class/drm"
+            raise OrtLoadError(f"ONNX Runtime has no GPU {card.pci_bus_id} for the plug-in ({where})")
         try:
             options.add_provider_for_devices(fitting[:1], provider_options)
             return ort.InferenceSession(str(file), sess_options=options)
