@@ -34,7 +34,8 @@ TRITONS_ENVIRONMENT = {
     *("torch", "torchvision", "torch_serving", "onnx"),  # of `make gpu`: what uses them does not need them elsewhere
 }
 UNDER_TWO_NAMES = (
-    "server/penstock/engines/(ort|torch)_serving/"  # beside Triton's model.py, too: its imports are relative
+    "server/penstock/(engines/(ort|torch)_serving/"  # beside Triton's model.py, too: its imports are relative
+    r"|models/onnx_to_torch/program\.py)"  # run by the Python of Triton's environment, without Penstock
 )
 MODEL_FILES = r"config\.pbtxt|MODEL\.md|labels\w*\.txt|golden\.(json|jpg)"
 WELL_KNOWN_FOLDERS = {Path(p) for p in ("/", "/tmp", "/var/tmp", "/opt", "/srv", "/home", "/root", "/usr/src", "/app")}

@@ -102,7 +102,7 @@ def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: P
 def test_optimize_of_nothing_named_says_what_to_add(home: Path, pictures: Path) -> None:
     """What is made is said, not guessed."""
     done = run("small", "--calibrate", pictures)
-    assert (done.exit_code, done.stderr) == (2, "penstock: name what to make of the model: --int8\n")
+    assert (done.exit_code, done.stderr) == (2, "penstock: name what to make of the model: --int8 or --torch\n")
 
 
 def test_optimize_refuses_in_one_sentence(home: Path, pictures: Path, tmp_path: Path) -> None:
@@ -135,3 +135,24 @@ def test_optimize_whose_home_cannot_be_written_says_so(home: Path, pictures: Pat
     done = run("small", "--int8", "--calibrate", pictures)
     assert done.exit_code == 1
     assert f"{home / 'downloads'} cannot be written (File exists): make {home} writable or choose" in done.stderr
+
+
+def test_optimize_to_pytorch_writes_the_twin_and_says_how_near_it_answers(
+    home: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pictures; and both forms at once, or neither, are refused."""
+    from penstock.models.onnx_to_torch import twin
+
+    def make(source: object, staged: Path) -> twin.TorchTwin:
+        (staged / "config.pbtxt").write_text('name: "small-torch" backend: "torch"')
+        return twin.TorchTwin("small-torch", 2e-6, "2.11", 1_200_000)
+
+    monkeypatch.setattr(twin, "make_twin", make)
+    done = run("small", "--torch", url=stand_in.url)
+    assert done.exit_code == 0, done.output
+    assert "(1.2 MB), converted by PyTorch 2.11; it answers as ONNX Runtime in FP32 within 2.0e-06" in done.stdout
+    assert f"small-torch is loaded at {stand_in.url}" in done.stdout
+    assert json.loads(run("small", "--torch", "--json", url=stand_in.url).stdout)["off"] == 2e-6
+    for words in (("small",), ("small", "--int8", "--torch")):
+        assert "name what to make of the model: --int8 or --torch" in run(*words).stderr
+    assert "--int8 needs pictures: --calibrate DIR" in run("small", "--int8").stderr

@@ -129,6 +129,7 @@ def _kilobytes(size_bytes: int) -> str:
 
 
 if TYPE_CHECKING:
+    from penstock.models.onnx_to_torch.twin import TorchTwin
     from penstock.models.optimize.report import OptimizationReport
     from penstock.models.optimize.source import Progress
     from penstock.models.optimize.tensorrt_int8 import Calibration
@@ -145,8 +146,13 @@ def _refuse_tensorrt(is_given: bool) -> None:
 
 def optimize(
     name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
-    calibrate: Annotated[Path, typer.Option(help="a folder of pictures like those to come", metavar="DIR")],
+    calibrate: Annotated[
+        Path | None, typer.Option(help="a folder of pictures like those to come, for --int8", metavar="DIR")
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="NAME-torch for backend torch on a GPU; needs PyTorch (make gpu)")
+    ] = False,
     accelerator: Annotated[
         Accelerator | None, typer.Option(help="tensorrt: NAME-tensorrt-int8 for Triton of NGC; never run there")
     ] = None,
@@ -167,15 +173,24 @@ def optimize(
     has an annotations.json in COCO's format, else against the float model: boxes (also of masks and poses) by mAP and
     agreement, classes by the first, vectors by cosine, maps by IoU. With --accelerator tensorrt: NAME-tensorrt-int8,
     the float file with a calibration table for the TensorRT of NGC's Triton, whose accuracy cannot be measured here.
+
+    --torch: NAME-torch, the same network as a PyTorch program, compared with ONNX Runtime in FP32 before it is written.
     """
-    if not int8:
-        fail("name what to make of the model: --int8")
+    if int8 == torch:
+        fail("name what to make of the model: --int8 or --torch")
     if accelerator not in (None, Accelerator.TENSORRT):
         fail(f"--accelerator {accelerator} is not for --int8: give --accelerator tensorrt")
     settings = settings_or_fail(home)
     model = _find_model(name, settings)
-    pictures = _pictures(calibrate)
     gateway = gateway_of(url, api_key)
+    if torch:
+        with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+            twin = _convert(model, settings.home_path)
+        _print_twin(twin, settings, gateway, as_json=as_json)
+        return
+    if calibrate is None:
+        fail("--int8 needs pictures: --calibrate DIR")
+    pictures = _pictures(calibrate)
     if accelerator is not None:
         with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
             found = _calibrate(model, pictures, settings.home_path, accelerator_cache)
@@ -272,6 +287,35 @@ def _print_calibration(found: "Calibration", settings: Settings, gateway: Gatewa
         print_json(asdict(found) | {"folder": str(folder), "gateway": loaded})
     else:
         typer.echo(f"{found.name} is in {folder}: {found.tensors} ranges by {found.calibrating} pictures; {NOT_JUDGED}")
+    if is_failure:
+        fail(loaded, code=1)
+    if not as_json:
+        typer.echo(loaded)
+
+
+def _convert(model: InstalledModel, home: Path) -> "TorchTwin":
+    from penstock.models.onnx_to_torch.twin import make_twin
+    from penstock.models.optimize.source import read_source
+
+    source = read_source(model.repository / model.name)
+
+    def fill(staged: Path, progress: "Progress") -> "TorchTwin":
+        progress.step("converts by PyTorch", 0)
+        return make_twin(source, staged)
+
+    return _make_model_folder(f"{model.name}-torch", fill, home)
+
+
+def _print_twin(twin: "TorchTwin", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
+    folder = repository_of(settings.home_path) / twin.name
+    loaded, is_failure = _load(twin.name, gateway, settings)
+    if as_json:
+        print_json(asdict(twin) | {"folder": str(folder), "gateway": loaded})
+    else:
+        typer.echo(
+            f"{twin.name} is in {folder} ({_kilobytes(twin.size_bytes)}), converted by PyTorch {twin.torch}; it "
+            f"answers as ONNX Runtime in FP32 within {twin.off:.1e} of the largest value"
+        )
     if is_failure:
         fail(loaded, code=1)
     if not as_json:
