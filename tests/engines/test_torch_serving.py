@@ -130,7 +130,7 @@ def test_fused_calls_are_used_where_they_answer_right(
     monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
     spec = engine_spec(config(), is_gpu=False)
     with nullcontext() if factor is None else cudnn_on_cpu(factor):
-        compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU)
+        compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU, None)
         torch.testing.assert_close(compared.module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
     assert compared.is_fused is (why is None)
     assert re.search(f"^cuDNN's fused convolutions are not used here: .*{why}" if why else "^$", compared.note)
@@ -146,7 +146,7 @@ def test_fused_calls_that_are_wrong_for_one_batch_size_are_not_used(
     monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
     spec = engine_spec(config(), is_gpu=False)
     with cudnn_on_cpu(1.0, {2: wrong}):
-        compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU)
+        compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU, None)
     assert not compared.is_fused
     assert re.search(why, compared.note)
 

@@ -49,7 +49,8 @@ def test_spec_without_parameters_is_that_of_the_device() -> None:
     spec = on_gpu()
     assert (spec.precision, spec.has_cuda_graphs, spec.is_channels_last) == (Precision.FP16, True, True)
     assert spec.buckets == (1, 2, 4, 8)
-    assert (spec.is_fused, spec.file_name) == (True, "model.pt2")
+    assert (spec.is_fused, spec.is_compiled, spec.file_name) == (True, False, "model.pt2")
+    assert on_gpu({"compiler": "aot-inductor"}).is_compiled
     on_cpu = engine_spec(config(), is_gpu=False)
     assert (on_cpu.precision, on_cpu.has_cuda_graphs) == (Precision.FP32, False)
 
@@ -153,6 +154,8 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
         ({"batch-buckets": "1;x"}, "parameter batch-buckets is '1;x': say whole numbers above 0"),
         ({"batch-buckets": "16"}, "16 is more than max_batch_size 8"),
         ({"fuse": "kernel"}, "parameter fuse is 'kernel': say 1 or 0"),
+        ({"compiler": "tvm"}, "parameter compiler is 'tvm': say one of none, aot-inductor"),
+        ({"compiler": "aot-inductor", "fuse": "0"}, "parameter compiler is 'aot-inductor', and fuse is 0"),
         ({"active-thread-percentage": "0"}, "is '0': say a whole number from 1 to 100"),
         ({"active-thread-percentage": "half"}, "is 'half': say a whole number from 1 to 100"),
         ({"image-decoder": "magic"}, "parameter image-decoder is 'magic': say gateway or engine"),

@@ -163,6 +163,23 @@ def test_ratios_are_of_runs_of_the_same_round_and_of_the_better_ways(tmp_path: P
     assert next(row for row in rows_of(ledger.runs) if row.part == "raw").figures == {}
 
 
+def test_fused_program_is_compared_with_the_plain_one_of_the_same_round(tmp_path: Path) -> None:
+    """For each batch, raw and served; and the share of raw that is served is the fused program's."""
+    ledger = PointLedger(tmp_path / "gpu.json", dict(CONDITIONS), "resnet50-torch-random")
+    for number in (1, 2, 3):
+        for part, rate in (("raw", 1000.0), ("served", 950.0)):
+            for batch, gain in ((1, 2.5), (64, 2.0)):
+                key: dict[str, str | int] = {"processes": 1, "batch": batch, "memory": "cuda"}
+                ledger.add(part, number, key, {"rate": rate * batch * number})
+                ledger.add(part, number, key | {"form": "plain"}, {"rate": rate * batch * number / gain})
+                ledger.add(part, number, key | {"form": "plain", "memory": "system"}, {"rate": 1.0})
+    found = {row["measure"]: row["value"]["median"] for row in ratios_of(ledger.runs)}
+    wanted = {
+        f"fused_by_plain_{part}_{batch}": gain for part in ("raw", "served") for batch, gain in ((1, 2.5), (64, 2.0))
+    }
+    assert found == pytest.approx(wanted | {"raw_share": 0.95})
+
+
 def test_file_gets_the_verdicts_of_the_targets_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the hardware that the targets are about; the page has each part and what was not measured."""
     path = tmp_path / "gpu.json"

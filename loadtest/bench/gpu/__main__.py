@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import BATCHED, ChartPlan, EnginePlan, measure_chart, measure_engine
+from loadtest.bench.gpu.chart import BATCHED, FORMS, ChartPlan, EnginePlan, measure_chart, measure_engine
 from loadtest.bench.gpu.figures import RAW_AND_SERVED, PointLedger
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
@@ -29,8 +29,10 @@ from penstock.gpu.nvml import read_cards
 from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
 
 CHARTS = {"chart": (), "plain-chart": (("fuse", "0"),)}  # with cuDNN's fused calls, and without
+MEMORIES = ("cuda", "system")
 PARTS = (*CHARTS, "raw", "served", "jpeg")
 DECODERS = ("engine", "gateway")
+_FORMS_HELP = f"of raw's and served's program: {', '.join(FORMS)} [fused]"
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
 
@@ -55,6 +57,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
     add("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
     add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]")
+    add("--forms", type=chosen_of(tuple(FORMS)), default=("fused",), metavar="FORM,…", help=_FORMS_HELP)
+    add("--memory", type=chosen_of(MEMORIES), default=MEMORIES, metavar="KIND,…", help="of their inputs [cuda,system]")
     add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
@@ -131,7 +135,7 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
         chart = ChartPlan(name, options.clients, batched, options.threads, CHARTS[name])
         found[name] = partial(measure_chart, bench, chart, source)
     if engine:
-        raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
+        raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine, options.forms, options.memory)
         found[RAW_AND_SERVED] = lambda: measure_engine(bench, raw, source)
     if "jpeg" in options.only:
         found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, plan, pictures))

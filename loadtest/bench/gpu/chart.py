@@ -148,11 +148,19 @@ RAW_START_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """processes: how many at once, a point each. batches: rows a request. parts: raw, served or both."""
+    """processes: how many at once, a point each. batches: rows a request. parts: raw, served or both.
+
+    forms: of FORMS, a model each. memories: cuda, system or both.
+    """
 
     processes: tuple[int, ...]
     batches: tuple[int, ...]
     parts: tuple[str, ...]
+    forms: tuple[str, ...] = ("fused",)
+    memories: tuple[str, ...] = ("cuda", "system")
+
+
+FORMS = {"plain": (("fuse", "0"),), "fused": (), "compiled": (("compiler", "aot-inductor"),)}  # parameters, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +171,21 @@ class Point:
     processes: int
     batch: int
     memory: str
+    form: str = "fused"
 
     @property
     def key(self) -> dict[str, str | int]:
         """As the ledger keeps it."""
-        return {"processes": self.processes, "batch": self.batch, "memory": self.memory}
+        key: dict[str, str | int] = {"processes": self.processes, "batch": self.batch, "memory": self.memory}
+        return key if self.form == "fused" else key | {"form": self.form}
 
 
 def points_of(engine: EnginePlan, memories: Sequence[str]) -> list[Point]:
     """Every number of processes with every batch; from the system's memory with the most processes only."""
     return [
-        Point(part, processes, batch, memory)
+        Point(part, processes, batch, memory, form)
         for part in engine.parts
+        for form in engine.forms
         for processes in engine.processes
         for batch in engine.batches
         for memory in memories
@@ -191,7 +202,7 @@ def measure_engine(bench: GpuBench, engine: EnginePlan, source: Path) -> None:
             environ = stack.enter_context(MpsDaemon(plan.work / "engine-pipes")).environ
         rooms = _Rooms(bench, engine, source, environ)
         rooms.start(stack)
-        points = points_of(engine, ("cuda", "system") if plan.is_gpu else ("system",))
+        points = points_of(engine, engine.memories if plan.is_gpu else ("system",))
         for number in range(1, plan.rounds + 1):
             random.Random(plan.seed + number).shuffle(points)
             for point in points:
@@ -206,48 +217,55 @@ class _Rooms:
     def __init__(self, bench: GpuBench, engine: EnginePlan, source: Path, environ: dict[str, str] | None) -> None:
         self._bench, self._engine, self._environ = bench, engine, environ
         self._source, self._face = source, face_of(read_config(source))
-        self._names = [f"served-{number}" for number in range(max(engine.processes))]
+        self._names = {
+            form: [f"served-{form}-{number}" for number in range(max(engine.processes))] for form in engine.forms
+        }
         self._triton: BenchTriton | None = None
-        self._raw: RawWorkers | None = None
-        self._lanes: dict[tuple[str, int], list[CallerLane]] = {}
+        self._raw: dict[str, RawWorkers] = {}
+        self._lanes: dict[tuple[str, str, int], list[CallerLane]] = {}
 
     def start(self, stack: ExitStack) -> None:
         """Both at once; returns when all are ready."""
         plan, engine, began_s = self._bench.plan, self._engine, time.monotonic()
         repository = plan.work / "engine-models"
-        for name in self._names:
-            variant = Variant(name, max_batch_size=max(engine.batches), buckets=engine.batches)
-            write_variant(self._source, repository, variant, is_gpu=plan.is_gpu)
-        if "raw" in engine.parts:
-            folder = repository / self._names[0]
-            self._raw = stack.enter_context(RawWorkers(plan.torch_python, folder, len(self._names), self._environ))
-            self._raw.start(read_config(folder))
+        for form, names in self._names.items():
+            for name in names:
+                variant = Variant(
+                    name, max_batch_size=max(engine.batches), buckets=engine.batches, parameters=FORMS[form]
+                )
+                write_variant(self._source, repository, variant, is_gpu=plan.is_gpu)
+            if "raw" in engine.parts:
+                folder = repository / names[0]
+                workers = RawWorkers(plan.torch_python, folder, len(names), self._environ)
+                self._raw[form] = stack.enter_context(workers)
+                workers.start(read_config(folder))
         if "served" in engine.parts:
             triton = BenchTriton(plan.runtime, repository, plan.work / "engine", self._environ)
             self._triton = stack.enter_context(triton)
-            self._triton.wait(self._names, began_s + plan.load_s)
+            self._triton.wait([name for names in self._names.values() for name in names], began_s + plan.load_s)
             self._make_lanes(stack, self._triton)
-        if self._raw:
-            self._raw.wait()
+        for workers in self._raw.values():
+            workers.wait()
         self._bench.ledger.facts["raw and served ready after s"] = round(time.monotonic() - began_s, 1)
 
     def _make_lanes(self, stack: ExitStack, triton: BenchTriton) -> None:
-        """A region a caller, large enough for the largest batch."""
-        count, rows, face = CALLERS * len(self._names), max(self._engine.batches), self._face
-        system = stack.enter_context(SystemRegions(face, count, rows))
+        """A region a caller, large enough for the largest batch; the forms share them."""
+        most, rows, face = max(self._engine.processes), max(self._engine.batches), self._face
+        system = stack.enter_context(SystemRegions(face, CALLERS * most, rows))
         system.register(triton.port)
         kinds = {"system": system.regions}
         if self._bench.plan.is_gpu:
-            cuda = stack.enter_context(CudaRegions(face, count, rows, self._environ))
+            cuda = stack.enter_context(CudaRegions(face, CALLERS * most, rows, self._environ))
             cuda.register(triton.port)
             kinds["cuda"] = cuda.regions
-        for kind, regions in kinds.items():
-            for batch in self._engine.batches:
-                self._lanes[kind, batch] = [
-                    CallerLane(name, triton.port, tensor_request(name, face, region, batch), batch)
-                    for name, region in zip(self._names * CALLERS, regions, strict=True)
-                ]
-        check_answers(self._lanes["system", rows], system)
+        for form, names in self._names.items():
+            for kind, regions in kinds.items():
+                for batch in self._engine.batches:
+                    self._lanes[form, kind, batch] = [
+                        CallerLane(name, triton.port, tensor_request(name, face, region, batch), batch)
+                        for name, region in zip(names * CALLERS, regions, strict=True)
+                    ]
+            check_answers(self._lanes[form, "system", rows], system)
 
     def run_point(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:
         """The figures, and when they were measured."""
@@ -255,18 +273,17 @@ class _Rooms:
 
     def _served_run(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:
         assert self._triton is not None
-        most = len(self._names)
-        lanes = self._lanes[point.memory, point.batch]
+        most = len(self._names[point.form])
+        lanes = self._lanes[point.form, point.memory, point.batch]
         chosen = [lanes[caller * most + number] for caller in range(CALLERS) for number in range(point.processes)]
         return callers_stretch(self._bench, chosen, self._triton.meter())
 
     def _raw_run(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:
-        assert self._raw is not None
         plan = self._bench.plan
         begin_s = time.monotonic() + RAW_START_S
         order = {"batch": point.batch, "memory": point.memory, "begin_s": begin_s, "settle_s": plan.settle_s}
         before_s, asked_s = busy_cpu_s(), time.monotonic()
-        rate = self._raw.run(point.processes, order | {"seconds": plan.seconds})
+        rate = self._raw[point.form].run(point.processes, order | {"seconds": plan.seconds})
         cores = (busy_cpu_s() - before_s) / (time.monotonic() - asked_s)
         span = (begin_s + plan.settle_s, begin_s + plan.settle_s + plan.seconds)
         return {"rate": rate, "machine_cores": cores}, span

@@ -151,7 +151,7 @@ def results_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
 def ratios_of(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
     """Rows of the ratios that the runs allow; a ratio is of two runs of the same round."""
     charts = [row for part, ending in CHART_ENDINGS.items() for row in _chart_ratios(runs, part, ending)]
-    return [*charts, *_raw_share(runs), *_jpeg_rate(runs), *_agreements(runs), *_card_by_cpu(runs)]
+    return [*charts, *_raw_share(runs), *_form_ratios(runs), *_jpeg_rate(runs), *_agreements(runs), *_card_by_cpu(runs)]
 
 
 def _card_by_cpu(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
@@ -200,9 +200,26 @@ def _chart_ratios(runs: Sequence[PointRun], part: str, ending: str) -> list[dict
     return found + ratio_row(model, f"batching_over_mps{ending}", values, of)
 
 
+def _form_ratios(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
+    """The fused program by the plain one in the same round, for each batch; of the fewest processes, from the GPU."""
+    rates = {(run.part, run.round, key_text(run.key)): run.figures["rate"] for run in runs if "rate" in run.figures}
+    plain = [run for run in runs if run.key.get("form") == "plain"]
+    fewest = min((int(run.key["processes"]) for run in plain), default=0)
+    found: list[dict[str, Any]] = []
+    for row in rows_of(plain):
+        key = {name: value for name, value in row.key.items() if name != "form"}
+        same = [run for run in plain if run.part == row.part and run.key == row.key]
+        pairs = [(rates.get((run.part, run.round, key_text(key))), run.figures["rate"]) for run in same]
+        if key["processes"] == fewest and key["memory"] == "cuda":
+            measure, values = f"fused_by_plain_{row.part}_{key['batch']}", [one / other for one, other in pairs if one]
+            found += ratio_row(row.model, measure, values, f"fused by plain, {row.part}, {key_text(key)}")
+    return found
+
+
 def _raw_share(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
-    """Each side at its best over the rounds, whatever its batch, processes and memory."""
-    raw, served = ([run for run in runs if run.part == part] for part in ("raw", "served"))
+    """Each side of the fused program at its best over the rounds, whatever its batch, processes and memory."""
+    fused = [run for run in runs if "form" not in run.key]
+    raw, served = ([run for run in fused if run.part == part] for part in ("raw", "served"))
     if not raw or not served:
         return []
     best_raw, best_served = (

@@ -5,7 +5,8 @@ channels-last    0 or 1                    default 1 if a float input has three 
 cuda-graphs      0 or 1                    default 1; GPU only
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and max_batch_size
 fuse             0 or 1                    default 1: folds normalisation into convolutions; on a GPU also fuses bias,
-                                           ReLU and sums by cuDNN, if that answers correctly at load
+                                           activation, sums and concatenations, if that answers correctly at load
+compiler         none or aot-inductor      default none; aot-inductor: compiles the program at its first load, on a GPU
 event-wait       block or spin             default block; spin uses a core per instance while it waits for the GPU
 check-answers    0 or 1                    default 1: where MPS limits the SMs, compares answers at load with the CPU's
 active-thread-percentage 1 to 100          default: all, or what `penstock up` chose; of the GPU, per instance; MPS only
@@ -206,6 +207,7 @@ _KNOWN = (
     "cuda-graphs",
     "batch-buckets",
     "fuse",
+    "compiler",
     "event-wait",
     "check-answers",
     "active-thread-percentage",
@@ -252,6 +254,7 @@ class EngineSpec:
     has_cuda_graphs: bool
     buckets: tuple[int, ...]
     is_fused: bool = True
+    is_compiled: bool = False
     waits_blocking: bool = False
     batches_in_flight: int = 1
     checks_answers: bool = True
@@ -284,6 +287,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
         has_cuda_graphs=parameters.flag("cuda-graphs", default=True) and is_gpu and is_fixed,
         buckets=_buckets(parameters, max_batch_size),
         is_fused=parameters.flag("fuse", default=True),
+        is_compiled=_is_compiled(parameters, is_fixed=is_fixed),
         waits_blocking=_waits_blocking(parameters),
         checks_answers=parameters.flag("check-answers", default=True),
         thread_percentage=_thread_percentage(parameters),
@@ -310,6 +314,16 @@ def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
             f"parameter batch-buckets is '{value}': {numbers[-1]} is more than max_batch_size {largest}"
         )
     return tuple(numbers) if numbers[-1] == largest else (*numbers, largest)
+
+
+def _is_compiled(parameters: _Parameters, *, is_fixed: bool) -> bool:
+    if parameters.one_of("compiler", ("none", "aot-inductor"), "none") == "none":
+        return False
+    if not parameters.flag("fuse", default=True):
+        raise TorchLoadError("parameter compiler is 'aot-inductor', and fuse is 0: a compiler fuses; leave one out")
+    if not is_fixed:
+        raise TorchLoadError("parameter compiler is 'aot-inductor', and an input has free dims: say numbers there")
+    return True
 
 
 def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:

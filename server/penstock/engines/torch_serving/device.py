@@ -71,10 +71,15 @@ class OpenedInstance:
     enter_thread: Callable[[], object]  # call it first in every other thread that uses the instance: sets CUDA's device
 
 
-def open_instance(folder: Path, spec: EngineSpec, placement: InstanceDevice) -> OpenedInstance:
-    """The instance of the program in a version's folder. Raises TorchLoadError."""
+def open_instance(
+    folder: Path, spec: EngineSpec, placement: InstanceDevice, report: Callable[[str], object] = lambda _: None
+) -> OpenedInstance:
+    """The instance of the program in a version's folder. report: gets a line before what takes long.
+
+    Raises TorchLoadError.
+    """
     device = _device(placement, spec)
-    loaded = load_program(folder / spec.file_name, spec, device)
+    loaded = load_program(folder / spec.file_name, spec, device, report)
     runner: Runner
     if spec.has_cuda_graphs:
         slots = spec.batches_in_flight  # with two, execute returns before the run has ended

@@ -1,8 +1,9 @@
-"""Rewrites an exported convolutional program: folds normalisation, and on a GPU fuses calls by cuDNN."""
+"""Rewrites an exported convolutional program: folds normalisation, and fuses convolution, bias and ReLU by cuDNN."""
 
 import copy
 import operator
 import warnings
+from itertools import count
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def fold_normalisation(module: Any) -> int:
             _fold(module, node.args[0], node)
             count += 1
     if count:
-        _clean(module)
+        clean(module)
     return count
 
 
@@ -47,13 +48,13 @@ def _is_transposed(convolution: Any) -> bool:
 
 
 def _has_constants(module: Any, convolution: Any, node: Any, places: tuple[int, ...]) -> bool:
-    tensors = [convolution.args[1], _argument(convolution, 2), *(node.args[place] for place in places[:4])]
+    tensors = [convolution.args[1], argument(convolution, 2), *(node.args[place] for place in places[:4])]
     return all(one is None or one.op == "get_attr" for one in tensors) and tensors[0] is not None
 
 
 def _fold(module: Any, convolution: Any, node: Any) -> None:
     places, _ = _NORMALISATIONS[node.target]
-    weight, bias = _value(module, convolution.args[1]), _value(module, _argument(convolution, 2))
+    weight, bias = _value(module, convolution.args[1]), _value(module, argument(convolution, 2))
     gamma, beta, mean, variance = (_value(module, node.args[place]) for place in places[:4])
     eps = float(node.args[places[4]])
     scale = (variance.double() + eps).rsqrt()
@@ -87,7 +88,7 @@ def fuse_for_cudnn(module: Any) -> int:
         if node.op == "call_function" and node.target in _RELUS:
             count += _fuse_relu(module, node)
     if count:
-        _clean(module)
+        clean(module)
     return count
 
 
@@ -96,7 +97,7 @@ def _fuse_relu(module: Any, relu: Any) -> bool:
     if _is_fusible(source):
         _replace(module, relu, source, None)
         return True
-    if not _is_exclusive_sum(source):
+    if not is_sum(source) or len(source.users) != 1:
         return False
     branches = source.args[:2]
     fusible = [one for one in branches if _is_fusible(one)]
@@ -105,14 +106,29 @@ def _fuse_relu(module: Any, relu: Any) -> bool:
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     last = max(fusible, key=order.__getitem__)
     other = branches[1] if branches[0] is last else branches[0]
+    _join_biases(module, last, other)
     _replace(module, relu, last, other)
     module.graph.erase_node(source)
     return True
 
 
-def _is_exclusive_sum(node: Any) -> bool:
-    """A sum of two tensors with one user, which modifies no tensor with other users."""
-    if node.op != "call_function" or node.target not in _ADDS or len(node.users) != 1 or node.kwargs:
+def _join_biases(module: Any, convolution: Any, other: Any) -> None:
+    """Moves the bias of another convolution in the sum into this one's: PyTorch adds it by a call of its own."""
+    if not _is_fusible(other):
+        return
+    biases = [argument(one, 2) for one in (convolution, other)]
+    if any(bias.op != "get_attr" for bias in biases):
+        return
+    one, another = (_value(module, bias) for bias in biases)
+    with module.graph.inserting_before(convolution):
+        total = _new_constant(module, (one.double() + another.double()).to(one.dtype))
+    convolution.args = (*convolution.args[:2], total, *convolution.args[3:])
+    other.args = (*other.args[:2], None, *other.args[3:])
+
+
+def is_sum(node: Any) -> bool:
+    """Whether it is a sum of two tensors, which modifies no tensor with other users."""
+    if node.op != "call_function" or node.target not in _ADDS or node.kwargs:
         return False
     if not all(isinstance(one, torch.fx.Node) for one in node.args[:2]):
         return False
@@ -124,16 +140,17 @@ def _is_fusible(node: Any) -> bool:
         node.op == "call_function"
         and node.target is _aten.conv2d.default
         and len(node.users) == 1
-        and _argument(node, 2) is not None
-        and not isinstance(_argument(node, 4), str)
+        and argument(node, 2) is not None
+        and not isinstance(argument(node, 4), str)
+        and argument(node, 6) in (None, 1)
     )
 
 
 def _replace(module: Any, relu: Any, convolution: Any, other: Any) -> None:
     """Inserts the call at the ReLU's position, where the other operand of the sum is available."""
     image, weight, bias = convolution.args[:3]
-    stride, padding, dilation = (_pair(_argument(convolution, place), only) for place, only in ((3, 1), (4, 0), (5, 1)))
-    geometry = (stride, padding, dilation, _argument(convolution, 6) or 1)
+    stride, padding, dilation = (_pair(argument(convolution, place), only) for place, only in ((3, 1), (4, 0), (5, 1)))
+    geometry = (stride, padding, dilation, argument(convolution, 6) or 1)
     with module.graph.inserting_before(relu):
         call = module.graph.call_function
         if other is None:
@@ -141,6 +158,7 @@ def _replace(module: Any, relu: Any, convolution: Any, other: Any) -> None:
         else:
             target = _aten.cudnn_convolution_add_relu.default
             fused = call(target, (image, weight, other, 1.0, bias, *geometry))
+    fused.meta.update(relu.meta)
     relu.replace_all_uses_with(fused)
     module.graph.erase_node(relu)
 
@@ -150,7 +168,8 @@ def _pair(value: Any, default: int) -> list[int]:
     return values * 2 if len(values) == 1 else values
 
 
-def _argument(node: Any, place: int) -> Any:
+def argument(node: Any, place: int) -> Any:
+    """A convolution's argument, positional or by name."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     return node.args[place] if len(node.args) > place else node.kwargs.get(names[place])
 
@@ -165,16 +184,17 @@ def _value(module: Any, node: Any) -> Any:
 
 
 def _new_constant(module: Any, value: Any) -> Any:
-    number = sum(1 for name, _ in module.named_buffers() if name.startswith("_folded_"))
-    module.register_buffer(f"_folded_{number}", value)
-    return module.graph.get_attr(f"_folded_{number}")
+    used = {name for name, _ in module.named_buffers()}
+    name = next(name for number in count() if (name := f"_folded_{number}") not in used)
+    module.register_buffer(name, value)
+    return module.graph.get_attr(name)
 
 
 def _result_index(user: Any) -> Any:
     return user.args[1] if user.target is operator.getitem else None
 
 
-def _clean(module: Any) -> None:
+def clean(module: Any) -> None:
     """Removes unused nodes and parameters, which would occupy GPU memory."""
     module.graph.eliminate_dead_code()
     module.graph.lint()

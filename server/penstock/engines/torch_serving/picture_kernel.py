@@ -10,7 +10,8 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from .config import PictureFit, PictureSpec, TorchLoadError
+from .config import PictureFit, PictureSpec
+from .cuda_kernel import load_kernel
 
 ROW = struct.Struct("<Qqqq6i2d")  # struct Picture of the kernel
 NO_PICTURE = ROW.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # all black
@@ -189,9 +190,11 @@ extern "C" __global__ void prepare_pictures(
   }
 }
 """
-_NAME = b"prepare_pictures"
+_NAME = "prepare_pictures"
 _BLOCK = (32, 8, 1)
-_ELEMENT_TYPES = {1: b"unsigned char", 2: b"unsigned short", 4: b"unsigned int"}
+_ELEMENT_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}
+# With fused multiply-add, source positions would be rounded differently than on the CPU.
+_OPTIONS = ("--fmad=false",)
 
 
 class PictureKernel:
@@ -199,15 +202,8 @@ class PictureKernel:
 
     def __init__(self, device: Any, element_bytes: int) -> None:
         """Raises TorchLoadError if NVRTC is missing or fails."""
-        import torch
-
-        torch.zeros(1, device=device)  # makes the device's primary context current in this thread
-        major, minor = torch.cuda.get_device_capability(device)
-        image = compile_cubin(major, minor, element_bytes)
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._check(self._cuda.cuModuleLoadData(ctypes.byref(self._module), image))
-        self._check(self._cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, _NAME))
+        source = f"#define WORD {_ELEMENT_TYPES[element_bytes]}\n{SOURCE}"
+        self._function = load_kernel(source, _NAME, device, options=_OPTIONS)
 
     def __call__(self, rows: Any, table: Any, out: Any, *, stream: int) -> None:
         """rows (n * ROW.size,) uint8, table (channels, 256), out (n, channels, height, width) of any strides.
@@ -220,62 +216,5 @@ class PictureKernel:
             *(ctypes.c_int(number) for number in (channels, width, height)),
             *(ctypes.c_longlong(step) for step in out.stride()),
         )
-        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         grid = (-(-width // _BLOCK[0]), -(-height // _BLOCK[1]), count)
-        launch = self._cuda.cuLaunchKernel
-        self._check(launch(self._function, *grid, *_BLOCK, 0, ctypes.c_void_p(stream), pointers, None))
-
-    def _check(self, code: int) -> None:
-        if code:
-            text = ctypes.c_char_p()
-            self._cuda.cuGetErrorString(code, ctypes.byref(text))
-            raise RuntimeError(f"CUDA error: {(text.value or b'unknown').decode()} ({code}) of the pictures' kernel")
-
-
-def compile_cubin(major: int, minor: int, element_bytes: int) -> bytes:
-    """Compiles the kernel by NVRTC, without a GPU. Raises TorchLoadError with the compiler's output."""
-    nvrtc = _nvrtc()
-    source = b"#define WORD " + _ELEMENT_TYPES[element_bytes] + b"\n" + SOURCE.encode()
-    # With fused multiply-add, source positions would be rounded differently than on the CPU.
-    options = (ctypes.c_char_p * 2)(f"--gpu-architecture=sm_{major}{minor}".encode(), b"--fmad=false")
-    program = ctypes.c_void_p()
-    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, _NAME + b".cu", 0, None, None):
-        raise TorchLoadError("NVRTC gives no program for the kernel that prepares pictures")
-    try:
-        if nvrtc.nvrtcCompileProgram(program, len(options), options):
-            said = _nvrtc_bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-            log = said.rstrip(b"\0").decode(errors="replace").strip()
-            raise TorchLoadError(f"NVRTC refuses the kernel that prepares pictures, for sm_{major}{minor}: {log}")
-        return _nvrtc_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _nvrtc_bytes(size_of: Any, copy: Any, program: ctypes.c_void_p) -> bytes:
-    size = ctypes.c_size_t()
-    size_of(program, ctypes.byref(size))
-    room = ctypes.create_string_buffer(size.value)
-    copy(program, room)
-    return room.raw
-
-
-def _nvrtc() -> Any:
-    """torch's NVRTC, found by the dynamic linker or in torch's packages."""
-    import torch
-
-    major = (torch.version.cuda or "").partition(".")[0]
-    name = f"libnvrtc.so.{major}"
-    for folder in ("", *_package_folders(major)):
-        try:
-            return ctypes.CDLL(f"{folder}{name}")
-        except OSError:
-            continue
-    raise TorchLoadError(f"{name} was not found: install the torch that was built for CUDA, with its nvidia packages")
-
-
-def _package_folders(major: str) -> tuple[str, ...]:
-    from importlib.util import find_spec
-
-    found = find_spec("nvidia")
-    roots = list(found.submodule_search_locations or ()) if found else []
-    return tuple(f"{root}/{name}/lib/" for root in roots for name in (f"cu{major}", "cuda_nvrtc"))
+        self._function(grid, _BLOCK, arguments, stream=stream)

@@ -12,7 +12,14 @@ import torch
 from .config import EngineSpec, TorchLoadError
 from .dtypes import FLOATS
 from .fusing import fold_normalisation
-from .trial import ReferenceAnswers, compare_with_reference, fused_where_right, reference_answers
+from .trial import (
+    FusionResult,
+    ReferenceAnswers,
+    compare_with_reference,
+    fused_where_right,
+    reference_answers,
+    why_not_right,
+)
 
 _CORES_PER_SM = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}  # by compute capability
 _DEFAULT_CORES_PER_SM = 128
@@ -45,11 +52,12 @@ _TRIAL_THREADS = 2
 
 # Network inputs (rows, *dims), floats in the spec's precision, on the device → outputs in config.pbtxt's order.
 Program = Callable[[Sequence[Any]], tuple[Any, ...]]
+Report = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded program. fused: "off", "fold" or "cudnn". note: a remark for the user, or empty."""
+    """A loaded program. fused: "off", "fold", "cudnn" or "aot-inductor". note: a remark for the user, or empty."""
 
     program: Program
     fused: str
@@ -57,8 +65,11 @@ class Loaded:
     trial: str = ""  # its SMs, and whether its results were compared with the CPU's; empty on a CPU
 
 
-def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
-    """The program on the device. Raises TorchLoadError, on a GPU also for wrong results."""
+def load_program(path: Path, spec: EngineSpec, device: Any, report: Report = lambda _: None) -> Loaded:
+    """The program on the device. Raises TorchLoadError, on a GPU also for wrong results.
+
+    report: gets a line before what takes long.
+    """
     module = _read(path, spec)
     if device.type != "cuda":
         return Loaded(
@@ -66,14 +77,47 @@ def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
         )
     sms = own_and_all(device)
     truth, trial = _reference(module, spec, sms)
+    right = truth or _on_card_in_fp32(module, spec, device)
     module = _prepared(module, spec, device)
     if truth is not None:
         trial = _compared(module, spec, device, truth, sms)
     if not spec.is_fused:
         return Loaded(_TupleProgram(module, len(spec.outputs)), "off", trial=trial)
-    compared = fused_where_right(module, spec, device)
-    program = _TupleProgram(compared.module, len(spec.outputs))
-    return Loaded(program, "cudnn" if compared.is_fused else "fold", compared.note, trial)
+    compiled = _compiled(module, path, spec, device, right, report)
+    if compiled.is_fused:
+        return Loaded(_TupleProgram(compiled.module, len(spec.outputs)), "aot-inductor", trial=trial)
+    fused = fused_where_right(module, spec, device, right)
+    notes = "; ".join(filter(None, (compiled.note, fused.note)))
+    program = _TupleProgram(fused.module, len(spec.outputs))
+    return Loaded(program, "cudnn" if fused.is_fused else "fold", notes, trial)
+
+
+def _on_card_in_fp32(module: Any, spec: EngineSpec, device: Any) -> ReferenceAnswers | None:
+    """What fused and compiled programs are compared with; None if the card cannot compute it."""
+    if not spec.is_fused or not all(one.is_fixed for one in spec.inputs):
+        return None
+    try:
+        return reference_answers(move_program(module, torch.float32, device), spec, device)
+    except Exception:  # noqa: BLE001  they are compared with the same precision then
+        return None
+
+
+def _compiled(
+    module: Any, path: Path, spec: EngineSpec, device: Any, truth: ReferenceAnswers | None, report: Report
+) -> FusionResult:
+    """The module by AOTInductor, where that is asked for and answers right."""
+    if not spec.is_compiled:
+        return FusionResult(module)
+    from .compiling import compiled_program  # loads the compiler
+
+    try:
+        candidate = compiled_program(module, spec, device, path, report)
+        why = why_not_right(module, candidate, spec, device, truth)
+    except Exception as error:  # noqa: BLE001  of the compiler, of any type
+        why = _first_line(error)
+    if why:
+        return FusionResult(module, note=f"compiler: aot-inductor is not used here: {why}")
+    return FusionResult(candidate, is_fused=True)
 
 
 def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
@@ -101,7 +145,8 @@ def _reference(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[Ref
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, _TRIAL_THREADS))
     try:
-        return reference_answers(move_program(module, torch.float32, torch.device("cpu")), spec), ""
+        cpu = torch.device("cpu")
+        return reference_answers(move_program(module, torch.float32, cpu), spec, cpu), ""
     except Exception as error:  # noqa: BLE001  the CPU may not support a program made for a GPU
         return None, _not_compared(sms, f"the CPU does not run it: {_first_line(error)}")
     finally:

@@ -61,7 +61,7 @@ class TritonPythonModel:
         self._slab = SlabReader(os.environ.get(FILE_VARIABLE))
         folder = Path(args["model_repository"], args["model_version"])
         placement = device.InstanceDevice(is_gpu, int(args["model_instance_device_id"]), config)
-        opened = device.open_instance(folder, self._spec, placement)
+        opened = device.open_instance(folder, self._spec, placement, self._report)
         self._instance = opened.instance
         if why := _why_not_merged(opened.instance, self._spec, config, is_gpu=is_gpu):
             opened.instance.merge_nothing()
@@ -158,6 +158,9 @@ class TritonPythonModel:
             pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this process ends")
             self._end_after()
         return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
+
+    def _report(self, line: str) -> None:
+        pb_utils.Logger.log_info(f"model '{self._name}': {line}")
 
     def _log(self, error: Exception) -> None:
         pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
