@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+import pytest
 
+from penstock.engines.ort_serving import opening
+from penstock.engines.ort_serving.config import Signature, complete, validate
 from penstock.engines.ort_serving.cudart import CudaError
+from penstock.engines.ort_serving.opening import Opened, Placement, open_model
+from penstock.engines.ort_serving.session import OrtModel
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
@@ -25,6 +31,8 @@ class FakeCuda:
         self.is_closed = self.lost = False
         self.waited: list[int] = []
         self.copies: list[int] = []  # their sizes in bytes
+        self.sources: list[int] = []  # their addresses
+        self.page_locked: set[int] = set()
         self._memory_bytes = memory_bytes
         self._blocks: dict[int, Any] = {}
 
@@ -40,6 +48,10 @@ class FakeCuda:
         """See Cuda."""
         return np.zeros(max(size, 1), np.uint8)
 
+    def is_page_locked(self, address: int) -> bool:
+        """See Cuda."""
+        return address in self.page_locked
+
     def free_memory(self) -> None:
         """See Cuda."""
         self._blocks.clear()
@@ -52,6 +64,7 @@ class FakeCuda:
     def copy(self, target: int, source: int, size: int) -> None:
         """See Cuda."""
         self.copies.append(size)
+        self.sources.append(source)
         ctypes.memmove(target, source, size)
 
     def synchronize(self) -> None:
@@ -159,10 +172,20 @@ def _at(dtype: Any, shape: tuple[int, ...], address: int) -> Any:
     return np.ctypeslib.as_array(buffer).view(dtype).reshape(shape)
 
 
+def _accept(session: ort.InferenceSession, options: dict[str, str]) -> None:
+    del session, options
+
+
 def fake_open_session(
-    made: list[FakeSession], **behaviour: Any
+    made: list[FakeSession],
+    *,
+    refuse: Callable[[ort.InferenceSession, dict[str, str]], None] = _accept,
+    **behaviour: Any,
 ) -> Callable[[Path | bytes, ort.SessionOptions, list[Any]], Any]:
-    """A replacement of session.open_session. made: gets each session on the GPU. behaviour: of FakeSession."""
+    """A replacement of session.open_session. made: gets each session on the GPU. behaviour: of FakeSession.
+
+    refuse: raises for a session that cannot be opened with these options of the provider.
+    """
 
     def open_session(source: Path | bytes, options: ort.SessionOptions, providers: list[Any]) -> Any:
         content = str(source) if isinstance(source, Path) else source
@@ -171,7 +194,58 @@ def fake_open_session(
             return session
         name, cuda = providers[0]
         assert name == CUDA_PROVIDER
+        refuse(session, cuda)
         made.append(FakeSession(session, cuda, **behaviour))
         return made[-1]
 
     return open_session
+
+
+Patch = pytest.MonkeyPatch
+
+
+class Bench:
+    """Opens models on the fake GPU. sessions: those on the GPU, in the order of opening."""
+
+    def __init__(self, folder: Path, patch: Patch) -> None:
+        self.cuda = FakeCuda()
+        self.sessions: list[FakeSession] = []
+        self._folder = folder
+        self._patch = patch
+        patch.setattr(ort, "get_available_providers", lambda: [CUDA_PROVIDER, "CPUExecutionProvider"])
+
+    def open(
+        self,
+        model: onnx.ModelProto,
+        parameters: dict[str, str] | None = None,
+        *,
+        max_batch_size: int = 8,
+        kind: str = "GPU",
+        open_cuda: Callable[[int], FakeCuda] | None = None,
+        **behaviour: Any,
+    ) -> Opened:
+        """The opened model. behaviour: of FakeSession."""
+        path = self._folder / "m" / "1" / "model.onnx"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(model, path)
+        values = {key: {"string_value": value} for key, value in (parameters or {}).items()}
+        config: dict[str, Any] = {"name": "m", "max_batch_size": max_batch_size, "parameters": values}
+
+        def completed(signature: Signature) -> dict[str, Any]:
+            complete(config, signature)
+            validate(config, signature)
+            return config
+
+        self._patch.setattr(opening, "open_session", fake_open_session(self.sessions, **behaviour))
+        return open_model(
+            path, Placement(kind), ort.SessionOptions, completed, open_cuda=open_cuda or (lambda _: self.cuda)
+        )
+
+
+def rows(*values: float) -> Any:
+    return np.array([[value] * 3 for value in values], np.float32)
+
+
+def y_of(opened: Opened, x: Any) -> Any:
+    """The output of x [N, 3] → y."""
+    return OrtModel(opened.session, opened.signature, opened.config).run(["y"], {"x": x})[0]

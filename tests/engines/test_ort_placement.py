@@ -197,6 +197,18 @@ def test_cuda_options_keep_fp32_unless_the_precision_is_tf32() -> None:
     assert "user_compute_stream" not in tf32
 
 
+def test_cuda_options_fuse_only_in_nhwc() -> None:
+    """Fused convolutions in NCHW gave wrong outputs."""
+    settings = (GpuSettings(), GpuSettings(is_channels_last=False), GpuSettings(is_fused=False), GpuSettings().plain)
+    options = [cuda_options(one, config(), device_id=0, has_graphs=False) for one in settings]
+    assert [(one["prefer_nhwc"], one["fuse_conv_bias"]) for one in options] == [
+        ("1", "1"),
+        ("0", "0"),
+        ("1", "0"),
+        ("0", "0"),
+    ]
+
+
 def test_cuda_options_of_the_configuration_override_the_defaults_but_not_the_device() -> None:
     """Triton's `cuda` accelerator sets ONNX Runtime's options, except what the instance decides."""
     accelerator = {"name": "cuda", "parameters": {"cudnn_conv_algo_search": "HEURISTIC", "device_id": "5"}}

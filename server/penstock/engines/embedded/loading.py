@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,12 @@ from penstock.engines.embedded.repository import (
 )
 from penstock.engines.model_io import rules_of
 from penstock.engines.ort_serving.config import Config, OrtLoadError, OrtRequestError, Signature, validate
+from penstock.engines.ort_serving.cudart import CudaRuntime
 from penstock.engines.ort_serving.memory import MemoryLimit
 from penstock.engines.ort_serving.opening import Placement, open_model
 from penstock.engines.ort_serving.session import OrtModel, describe, model_path, session_options
 from penstock.engines.ort_serving.threads import thread_budget
+from penstock.engines.torch_serving.staging import PinnedRegions
 from penstock.logs import get_logger
 from penstock.protocol.errors import InvalidRequest, ModelNotReady
 from penstock.protocol.inference import Array, Datatype, InferRequest, Tensor
@@ -173,7 +176,8 @@ def _open_version(
         return as_dict
 
     placement = Placement(kind, group.gpus[0] if group.gpus else 0)
-    opened = open_model(path, placement, new_options, complete)
+    open_cuda = partial(CudaRuntime, regions=PinnedRegions)
+    opened = open_model(path, placement, new_options, complete, open_cuda=open_cuda)
     full = completed_config(config, opened.signature)
     ort_model, rules = OrtModel(opened.session, opened.signature, opened.config, memory), rules_of(full)
     try:

@@ -18,6 +18,7 @@ import onnxruntime as ort
 from .config import OrtDeviceLost, OrtRequestError
 from .cudart import Cuda, CudaError
 from .device_tensor import DeviceRows
+from .host_memory import LentBlocks, copy_in_parallel
 from .placement import bucket_for
 from .session import CLIENT_ERRORS, CPU_ONLY, ORT_ERRORS, SEVERITY_FATAL, ort_error_text
 
@@ -92,15 +93,17 @@ def _with_graph_id(graph_id: str, options: Any = None) -> Any:
 
 
 class CudaRunner:
-    """Runs a session on one GPU. Use it in one thread.
+    """Runs sessions of one model on one GPU. Use it in one thread.
 
-    forms: None if dimensions vary; then each run copies its own inputs. buckets: batch sizes to pad to, ascending; all
-    of them have a CUDA graph after `capture`.
+    session_of: by batch size; mostly the same for all. forms: None if dimensions vary; then each run copies its own
+    inputs. buckets: batch sizes to pad to, ascending; all of them have a CUDA graph after `capture`.
     """
 
-    def __init__(self, session: Session, cuda: Cuda, forms: Forms | None, buckets: Sequence[int]) -> None:
+    def __init__(
+        self, session_of: Callable[[int], Session], cuda: Cuda, forms: Forms | None, buckets: Sequence[int]
+    ) -> None:
         """Allocates all buffers. Raises CudaError."""
-        self._session = session
+        self._session_of = session_of
         self._cuda = cuda
         self._forms = forms
         self._most_rows = buckets[-1]
@@ -112,13 +115,15 @@ class CudaRunner:
             self._starts, input_bytes = offsets(forms.inputs, self._most_rows)
             output_bytes = offsets(forms.outputs, self._most_rows)[1]
             self._device_input, self._device_output = cuda.allocate(input_bytes), cuda.allocate(output_bytes)
-            self._host_input, self._host_output = cuda.allocate_host(input_bytes), cuda.allocate_host(output_bytes)
+            self._host_input = cuda.allocate_host(input_bytes)
+            self._lent = LentBlocks(output_bytes, cuda.allocate_host)
+            self._host_output = cuda.allocate_host(output_bytes)  # if too many are lent
 
     def capture(self, buckets: Sequence[int]) -> None:
         """Captures a graph for each size, the largest first, because the smaller ones reuse its memory."""
         for number, size in enumerate(reversed(buckets), start=1):
             self._options[size] = bound_options(number)
-            self._session.run_with_iobinding(self._binding(size), self._options[size])
+            self._session_of(size).run_with_iobinding(self._binding(size), self._options[size])
             self._cuda.synchronize()
         self._buckets = tuple(buckets)
 
@@ -130,12 +135,12 @@ class CudaRunner:
         rows = self._rows(feed)
         if rows is None or self._forms is None:
             host = {name: self._on_host(array) for name, array in feed.items()}
-            return self._session.run(list(names), host, unbound_options(options))
+            return self._session_of(self._most_rows).run(list(names), host, unbound_options(options))
         if rows > self._most_rows:
             return self._in_parts(names, feed, rows)
         size = bucket_for(rows, self._buckets) or rows
         self._stage(self._forms, feed, rows)
-        self._session.run_with_iobinding(self._binding(size), self._options.get(size, self._without_graph))
+        self._session_of(size).run_with_iobinding(self._binding(size), self._options.get(size, self._without_graph))
         return self._fetch(self._forms, names, rows, size)
 
     def _in_parts(self, names: Sequence[str], feed: Mapping[str, Any], rows: int) -> list[Any]:
@@ -168,17 +173,23 @@ class CudaRunner:
             for part in _parts(feed[form.name]):
                 size = form.row_bytes * (_shape(part)[0] if forms.has_batch else rows)
                 if (source := _device_address(form.name, part, self._cuda)) is None:
-                    place = self._host_input[start : start + size]
-                    np.copyto(place.view(form.dtype).reshape(_shape(part)), part)
-                    source = place.ctypes.data
+                    source = self._page_locked(part, start, size)
                 self._cuda.copy(self._device_input + start, source, size)
                 start += size
+
+    def _page_locked(self, array: Any, start: int, size: int) -> int:
+        """Address of the array's content: its own if that is page-locked, else of its copy in the staging memory."""
+        if array.flags.c_contiguous and self._cuda.is_page_locked(array.ctypes.data):
+            return int(array.ctypes.data)
+        place = self._host_input[start : start + size]
+        copy_in_parallel(place.view(array.dtype).reshape(array.shape), array)
+        return int(place.ctypes.data)
 
     def _binding(self, size: int) -> Any:
         """The addresses for that batch size; the same object each time."""
         binding = self._bindings.get(size)
         if binding is None and self._forms is not None:
-            binding = self._session.io_binding()
+            binding = self._session_of(size).io_binding()
             device = ("cuda", self._cuda.device_id)
             for form, start in zip(self._forms.inputs, self._starts, strict=True):
                 shape = self._forms.shape(form, size)
@@ -190,15 +201,18 @@ class CudaRunner:
         return binding
 
     def _fetch(self, forms: Forms, names: Sequence[str], rows: int, size: int) -> list[Any]:
-        """One copy of all outputs to page-locked memory; returns copies of it."""
+        """One copy of all outputs to page-locked memory, which the answers lend."""
         starts, end = offsets(forms.outputs, size)
-        self._cuda.copy(self._host_output.ctypes.data, self._device_output, end)
+        block = self._lent.take()
+        host = self._host_output if block is None else block
+        self._cuda.copy(host.ctypes.data, self._device_output, end)
         self._cuda.synchronize()
         found = {}
         for form, start in zip(forms.outputs, starts, strict=True):
             if form.name in names:
-                place = self._host_output[start : start + form.row_bytes * rows]
-                found[form.name] = place.view(form.dtype).reshape(forms.shape(form, rows)).copy()
+                place = host[start : start + form.row_bytes * rows]
+                array = place.view(form.dtype).reshape(forms.shape(form, rows))
+                found[form.name] = array.copy() if block is None else array
         return [found[name] for name in names]
 
     def _on_host(self, array: Any) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ import onnxruntime as ort
 
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
 _ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses say whether they are host or device memory
+_PORTABLE = 1  # page-locked for all GPUs
+_ALREADY_LOCKED = 712
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _EXIT_DELAY_S = 0.5  # lets the answers of the failed requests leave the process
 _BROKEN_CONTEXT_EXIT = 70
@@ -27,6 +30,17 @@ class CudaError(Exception):
     """A call of the CUDA runtime failed."""
 
 
+class Regions(Protocol):
+    """Page-locks shared memory at its first use, as torch_serving.staging.PinnedRegions."""
+
+    def pin(self, address: int) -> bool:
+        """Whether the address is in page-locked memory now."""
+
+
+# (lock, unlock) → Regions; both get address and size
+NewRegions = Callable[[Callable[[int, int], bool], Callable[[int, int], None]], Regions]
+
+
 class Cuda(Protocol):
     """One GPU, as a session uses it. Use it in the thread that created it. Methods raise CudaError."""
 
@@ -37,7 +51,10 @@ class Cuda(Protocol):
         """Address of device memory, filled with zeros."""
 
     def allocate_host(self, size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-        """Page-locked host memory."""
+        """Page-locked host memory, which is never freed."""
+
+    def is_page_locked(self, address: int) -> bool:
+        """Whether the GPU can read host memory at that address directly."""
 
     def free_memory(self) -> None:
         """Frees all that was allocated here. Call it after the session is gone, whose graphs use it."""
@@ -84,8 +101,8 @@ def _package_folders() -> list[Path]:
 class CudaRuntime:
     """One GPU by the CUDA runtime's C interface. See Cuda."""
 
-    def __init__(self, device_id: int) -> None:
-        """Creates the CUDA context and a stream. Raises CudaUnavailable."""
+    def __init__(self, device_id: int, regions: NewRegions | None = None) -> None:
+        """Creates the CUDA context and a stream. regions: of shared memory to page-lock. Raises CudaUnavailable."""
         load_cuda_libraries()
         name = f"libcudart.so.{str(ort.cuda_version).partition('.')[0]}"
         try:
@@ -94,7 +111,7 @@ class CudaRuntime:
             raise CudaUnavailable(f"ONNX Runtime's CUDA library cannot be loaded: {error}") from error
         self.device_id = device_id
         self._device_memory: list[int] = []
-        self._host_memory: list[int] = []
+        self._regions = None if regions is None else regions(self._lock_region, self._unlock_region)
         try:
             self._open()
         except CudaError as error:
@@ -119,15 +136,28 @@ class CudaRuntime:
     def allocate_host(self, size: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         """See Cuda."""
         address = ctypes.c_void_p()
-        self._call("cudaMallocHost", ctypes.byref(address), ctypes.c_size_t(size))
-        self._host_memory.append(int(address.value or 0))
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._host_memory[-1]))
+        self._call("cudaHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(int(address.value or 0)))
+
+    def is_page_locked(self, address: int) -> bool:
+        """See Cuda."""
+        return self._regions is not None and self._regions.pin(address)
+
+    def _lock_region(self, address: int, size: int) -> bool:
+        code = int(
+            self._library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE))
+        )
+        self._library.cudaGetLastError()
+        return code in (0, _ALREADY_LOCKED)  # by another model of this process
+
+    def _unlock_region(self, address: int, _: int) -> None:
+        self._library.cudaHostUnregister(ctypes.c_void_p(address))
+        self._library.cudaGetLastError()
 
     def free_memory(self) -> None:
         """See Cuda."""
-        for name, addresses in (("cudaFree", self._device_memory), ("cudaFreeHost", self._host_memory)):
-            while addresses:
-                getattr(self._library, name)(ctypes.c_void_p(addresses.pop()))
+        while self._device_memory:
+            self._library.cudaFree(ctypes.c_void_p(self._device_memory.pop()))
 
     def close(self) -> None:
         """See Cuda."""

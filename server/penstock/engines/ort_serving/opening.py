@@ -33,16 +33,18 @@ from .rtx_session import InstalledRtx, TensorRtRtx, open_engine
 from .session import CPU_ONLY, ORT_ERRORS, open_session, ort_error_text
 
 _MEMORY_SHARE = 0.8  # of the GPU's free memory, for one session
+_PARTLY_ON_CPU = "some of its operators run on the CPU"
 _GRAPH_REASONS = {
     "control flow nodes": "the model has control flow (If, Loop or Scan)",
-    "not been partitioned": "some of its operators run on the CPU",
-    "not been assigned": "some of its operators run on the CPU",
+    "not been partitioned": _PARTLY_ON_CPU,
+    "not been assigned": _PARTLY_ON_CPU,
 }  # part of ONNX Runtime's text → reason
 _UNCONVERTED = (Precision.FP32, Precision.INT8)
 _one_at_a_time = threading.Lock()  # while a graph is captured, no other thread may allocate memory of the GPU
 
 NewOptions = Callable[[], ort.SessionOptions]
 OpenCuda = Callable[[int], Cuda]
+SessionOf = Callable[[int], Any]  # by batch size
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,8 @@ class _GpuOpener:
                 else:
                     why = f"no CUDA graph: {_graph_reason(str(error))}"
         session = self._session(cuda, attempt, has_graphs=False)
-        forms = None if self._obstacle else self._forms(session, attempt.buckets[-1])
-        runner = CudaRunner(session, cuda, forms, attempt.buckets)
+        forms = None if self._obstacle else self._forms(lambda _: session, attempt.buckets[-1])
+        runner = CudaRunner(lambda _: session, cuda, forms, attempt.buckets)
         self._compare(runner, attempt.precision, self._reference.row_count if self._reference is not None else 0)
         if self._settings.has_graphs:
             self.fallbacks.append(why)
@@ -244,8 +246,31 @@ class _GpuOpener:
         return smaller
 
     def _captured(self, cuda: Cuda, attempt: _Attempt) -> tuple[CudaRunner, tuple[int, ...]]:
-        session = self._session(cuda, attempt, has_graphs=True)
-        forms = self._forms(session, attempt.buckets[-1])
+        """By one session, or by one per batch size if only a fixed size keeps all operators on the GPU."""
+        try:
+            session = self._session(cuda, attempt, has_graphs=True)
+        except OrtLoadError as error:
+            if not self._fixing_the_size_helps(cuda, attempt, error):
+                raise
+        else:
+            return self._with_graphs(cuda, attempt, lambda _: session)
+        sessions = {size: self._session(cuda, attempt, has_graphs=True, rows=size) for size in attempt.buckets}
+        return self._with_graphs(cuda, attempt, sessions.__getitem__)
+
+    def _fixing_the_size_helps(self, cuda: Cuda, attempt: _Attempt, error: OrtLoadError) -> bool:
+        """Operators that compute shapes run on the CPU, unless the shapes are constants. Each loads the weights."""
+        weights = self._path.stat().st_size * len(attempt.buckets)
+        is_partly_on_cpu = _graph_reason(str(error)) == _PARTLY_ON_CPU
+        return is_partly_on_cpu and bool(self._batch_names()) and weights < cuda.free_bytes() * (1 - _MEMORY_SHARE)
+
+    def _batch_names(self) -> set[str]:
+        """Names of the inputs' first dimension; empty without a batch dimension, or if one has no name."""
+        firsts = [node.shape[0] if node.shape else None for node in self._on_cpu.session.get_inputs()]
+        is_named = all(isinstance(first, str) and first for first in firsts)
+        return {str(first) for first in firsts} if self._has_batch and is_named else set()
+
+    def _with_graphs(self, cuda: Cuda, attempt: _Attempt, session_of: SessionOf) -> tuple[CudaRunner, tuple[int, ...]]:
+        forms = self._forms(session_of, attempt.buckets[-1])
         if forms is None:
             raise OrtLoadError("the shapes of its outputs depend on the values of its inputs")
         needed = sum(offsets(side, attempt.buckets[-1])[1] for side in (forms.inputs, forms.outputs))
@@ -254,7 +279,7 @@ class _GpuOpener:
                 f"failed to allocate memory: {needed >> 20} MiB of inputs and outputs of a batch of "
                 f"{attempt.buckets[-1]}, and {cuda.free_bytes() >> 20} MiB are free"
             )
-        runner = CudaRunner(session, cuda, forms, attempt.buckets)
+        runner = CudaRunner(session_of, cuda, forms, attempt.buckets)
         try:
             runner.capture(attempt.buckets)
         except ORT_ERRORS as error:
@@ -263,7 +288,8 @@ class _GpuOpener:
             self._compare(runner, attempt.precision, size)
         return runner, attempt.buckets
 
-    def _session(self, cuda: Cuda, attempt: _Attempt, *, has_graphs: bool) -> Any:
+    def _session(self, cuda: Cuda, attempt: _Attempt, *, has_graphs: bool, rows: int | None = None) -> Any:
+        """rows: fixes the batch size."""
         cuda.free_memory()  # of an earlier attempt, whose session is gone
         options = cuda_options(
             attempt.settings,
@@ -273,12 +299,15 @@ class _GpuOpener:
             stream=cuda.stream,
             memory_limit_bytes=int(cuda.free_bytes() * _MEMORY_SHARE),
         )
-        session = open_session(attempt.source, self._new_options(), [("CUDAExecutionProvider", options), *CPU_ONLY])
+        session_options = self._new_options()
+        for name in self._batch_names() if rows is not None else ():
+            session_options.add_free_dimension_override_by_name(name, rows)
+        session = open_session(attempt.source, session_options, [("CUDAExecutionProvider", options), *CPU_ONLY])
         if session.get_providers() == CPU_ONLY:
             raise OrtLoadError("ONNX Runtime cannot load its CUDA provider: a library of CUDA 13 or cuDNN 9 is missing")
         return session
 
-    def _forms(self, session: Any, rows: int) -> Forms | None:
+    def _forms(self, session_of: SessionOf, rows: int) -> Forms | None:
         """The tensors, if outputs have the batch's rows and otherwise the same shape for each batch size."""
         config = self._on_cpu.config
         forms = Forms(tuple(map(_input_form, config["input"])), (), self._has_batch)
@@ -287,7 +316,7 @@ class _GpuOpener:
         for size in dict.fromkeys((rows, 1)):
             feed = {form.name: np.zeros(forms.shape(form, size), form.dtype) for form in forms.inputs}
             try:
-                outputs.append(session.run(names, feed, unbound_options()))
+                outputs.append(session_of(size).run(names, feed, unbound_options()))
             except ORT_ERRORS as error:
                 raise OrtLoadError(ort_error_text(error)) from None
         largest, smallest = outputs[0], outputs[-1]

@@ -6,7 +6,7 @@ precision        fp32, tf32 or fp16        default fp32; inputs and outputs keep
 cuda-graphs      0 or 1                    default 1: one CUDA graph per batch size, if the model allows it
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and max_batch_size
 channels-last    0 or 1                    default 1: ONNX Runtime's prefer_nhwc
-fuse             0 or 1                    default 1: ONNX Runtime's fuse_conv_bias
+fuse             0 or 1                    default 1: ONNX Runtime's fuse_conv_bias, with channels-last
 check-answers    0 or 1                    default 1: compares the outputs at load with those of FP32 on the CPU
 """
 
@@ -203,7 +203,8 @@ def cuda_options(
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "1" if settings.precision is Precision.TF32 else "0",
         "prefer_nhwc": "1" if settings.is_channels_last else "0",
-        "fuse_conv_bias": "1" if settings.is_fused else "0",
+        # ONNX Runtime 1.31's fused convolutions in NCHW gave wrong outputs on an H200.
+        "fuse_conv_bias": "1" if settings.is_fused and settings.is_channels_last else "0",
     }
     if memory_limit_bytes is not None:
         options["gpu_mem_limit"] = str(memory_limit_bytes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-SHARED_MEMORY = "/dev/shm/"
+SHARED_MEMORY = ("/dev/shm/", "/memfd:")  # Triton's, and the gateway's, which has no name in a folder
 _OWN_MAPPINGS = Path("/proc/self/maps")
 
 
@@ -45,7 +45,7 @@ class Mapping:
 
 
 def shared_mappings(lines: Iterable[str]) -> list[Mapping]:
-    """The writable mappings of /dev/shm in the lines of /proc/PID/maps, by address."""
+    """The writable mappings of shared memory in the lines of /proc/PID/maps, by address."""
     found = []
     for line in lines:
         words = line.split(maxsplit=5)

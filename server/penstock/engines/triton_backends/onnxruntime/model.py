@@ -7,6 +7,7 @@ file. With `image-decoder: engine` requests have encoded pictures, which PyTorch
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ort_serving.config import (
     refuse_numpy_2,
     validate,
 )
-from ort_serving.cudart import exit_after
+from ort_serving.cudart import CudaRuntime, exit_after
 from ort_serving.device_tensor import DeviceTensor
 from ort_serving.memory import MemoryLimit, prefer_for_oom_kill
 from ort_serving.opening import Placement, open_model
@@ -36,6 +37,7 @@ from ort_serving.placement import CPU, CUDA
 from ort_serving.session import OrtModel, describe, model_path, open_for_reading, parameter, session_options
 from ort_serving.threads import thread_budget
 from torch_serving.config import PictureSpec, TorchLoadError, TorchRequestError, picture_spec
+from torch_serving.staging import PinnedRegions
 
 MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # the check is a round trip to Triton of 0.04 to 0.2 ms per request
 RUN_TIME_DECAY = 0.9  # per run: also covers requests that waited for a slow run
@@ -86,7 +88,8 @@ class TritonPythonModel:
 
         if kind == "CPU":
             prefer_for_oom_kill()
-        opened = open_model(path, Placement(kind, device_id), new_options, checked)
+        open_cuda = partial(CudaRuntime, regions=PinnedRegions)
+        opened = open_model(path, Placement(kind, device_id), new_options, checked, open_cuda=open_cuda)
         for reason in opened.facts.fallbacks:
             pb_utils.Logger.log_warn(f"model '{self._name}': {reason}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
