@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway import model_command
 from penstock.gateway.model_adder import AddRequest, ModelAdder
 from penstock.gateway.model_command import ModelProcessLimits, ModelProcessOptions
 from penstock.gateway.model_uploads import ModelUploads
@@ -212,3 +213,12 @@ async def test_command_that_begins_the_same_model_beside_is_left_alone(adding: A
     with pytest.raises(InvalidRequest):
         await slow.add(what="hang")
     assert sorted(slow.left()) == ["m.ABC", "m.v2.abcdefgh", "mm.abcdefgh"]
+
+
+@pytest.mark.parametrize(("has_driver", "gib"), [(False, 4), (True, 12)])
+def test_process_on_a_gpu_may_use_the_memory_that_cuda_takes(
+    monkeypatch: pytest.MonkeyPatch, *, has_driver: bool, gib: int
+) -> None:
+    """With an NVIDIA driver the limit leaves room for CUDA's libraries and contexts."""
+    monkeypatch.setattr(model_command, "has_nvidia_driver", lambda: has_driver)
+    assert ModelProcessLimits().memory_bytes == gib << 30

@@ -28,6 +28,8 @@ from loadtest.bench.gpu.figures import PointLedger
 from loadtest.bench.gpu.scenes import Scenes, read_scenes
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
+from penstock.engines.ort_serving.placement import Precision
+from penstock.engines.ort_serving.session import SEVERITY_FATAL
 from penstock.gpu.nvml import read_cards
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.add import AddOptions, add_model, name_from
@@ -159,12 +161,12 @@ def rounded_copy(folder: Path, target: Path) -> Path:
     return target
 
 
-def variants_of(folder: Path, work: Path, *, is_gpu: bool) -> list[Variant]:
+def variants_of(folder: Path, work: Path, *, is_gpu: bool, precisions: Sequence[Precision]) -> list[Variant]:
     """What the model's reference is compared with."""
     if not is_gpu:
         copy = rounded_copy(folder, work / "rounded" / folder.name)
         return [Variant("CPU, weights rounded to FP16", copy, ON_CPU)]
-    placements = [Placement(Device.GPU, precision) for precision in PRECISIONS]
+    placements = [Placement(Device.GPU, precision) for precision in precisions]
     return [Variant(f"CUDA {one.precision.name}", folder, one) for one in placements]
 
 
@@ -209,6 +211,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--json", type=Path, default=Path("agreement.json"), metavar="FILE", help="the figures [agreement.json]")
     add("--pictures", type=int, default=0, metavar="N", help="so many, evenly spread [all]")
     add("--rows", type=int, default=8, metavar="N", help="pictures a call on the card [8]")
+    add("--precision", type=Precision, nargs="+", default=PRECISIONS, metavar="P", help="fp32 tf32 fp16 [all]")
     add("--no-classifier", dest="has_classifier", action="store_false", help="without the random ResNet-50")
     add("--no-gpu", dest="is_gpu", action="store_false", help="the CPU with rounded weights instead of the card")
     return parser.parse_args(arguments)
@@ -225,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when every model was compared, else 1, and what could be stands in the file."""
     options = parse_arguments(arguments)
     configure_logs(LogFormat.TEXT, "error")
+    ort.set_default_logger_severity(SEVERITY_FATAL)
     with tempfile.TemporaryDirectory(prefix="penstock-agreement-") as folder, ThreadPoolExecutor(_cores()) as pool:
         work, home = Path(folder), Path(folder) / "home"
         try:
@@ -239,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agreement: {len(scenes)} pictures, {len(folders)} models", flush=True)
         ledger.facts |= {"agreement pictures": len(scenes), "agreement tie": TIE, "agreement border": BORDER}
         for model_folder in folders:
-            variants = variants_of(model_folder, work, is_gpu=options.is_gpu)
+            variants = variants_of(model_folder, work, is_gpu=options.is_gpu, precisions=options.precision)
             measure_model(model_folder, scenes, ledger, pool, variants=variants, rows=options.rows)
         ledger.save()
     return 1 if ledger.failures else 0

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
+import onnxruntime as ort
 
 from loadtest.bench.gpu.agreement import card_facts
 from loadtest.bench.gpu.callers import OK, CallerLane, exchange, reply_text
@@ -32,6 +33,7 @@ from loadtest.bench.gpu.tritons import picture_request
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
 from penstock.engines.config_pbtxt import read_proto
+from penstock.engines.ort_serving.session import SEVERITY_FATAL
 from penstock.engines.ort_serving.threads import available_cores
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.add import AddOptions, add_model, name_from
@@ -173,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when every model was measured, else 1; what could be stands in the file."""
     options = parse_arguments(arguments)
     configure_logs(LogFormat.TEXT, "error")
+    ort.set_default_logger_severity(SEVERITY_FATAL)
     ledger = PointLedger(options.json, conditions() | card_facts(is_gpu=options.is_gpu), "")
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-image-")))

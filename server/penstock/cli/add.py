@@ -251,11 +251,15 @@ def _record(added: "AddedModel") -> str:
         return (
             "no golden answer was recorded, as only Triton runs it; `penstock models check NAME --record` records one"
         )
+    import onnxruntime as ort
+
     from penstock.cli.check_request import CheckContext, NotCheckable
     from penstock.cli.check_result import record_golden
+    from penstock.engines.ort_serving.session import SEVERITY_FATAL
     from penstock.models.check.golden import GoldenError
 
     configure_logs(LogFormat.TEXT, "error")
+    ort.set_default_logger_severity(SEVERITY_FATAL)  # the reasons are in the report
     model = read_folder(added.folder)
     try:
         asyncio.run(record_golden(model, CheckContext(GatewayClient(""), None, {})))

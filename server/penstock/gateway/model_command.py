@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.engines.ort_serving.placement import has_nvidia_driver
 from penstock.gateway.model_uploads import ModelUploads
 from penstock.logs import get_logger
 from penstock.protocol.errors import InvalidRequest
@@ -34,6 +35,14 @@ _FLAG = re.compile(r"--(?!allow-model-code)([a-z]+(?:-[a-z]+)*)")  # --allow-mod
 log = get_logger("models")
 
 
+MEMORY_BYTES = 4 << 30
+CUDA_MEMORY_BYTES = 8 << 30  # more on a GPU: a session takes 4 GB of private memory there (H200, ONNX Runtime 1.31)
+
+
+def _memory_bytes() -> int:
+    return MEMORY_BYTES + (CUDA_MEMORY_BYTES if has_nvidia_driver() else 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelProcessLimits:
     """Limits of the process that inspects, adds or checks a model.
@@ -42,7 +51,7 @@ class ModelProcessLimits:
     until it is killed. Its child, which inspects the file, has lower limits.
     """
 
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = field(default_factory=_memory_bytes)
     cpu_s: int = 600
     wall_s: float = 300.0
     file_bytes: int = 64 * _MIB
