@@ -66,6 +66,15 @@ def test_accelerator_replaces_only_an_earlier_one_of_tensorrt() -> None:
     assert names == ["cuda", "tensorrt"]
 
 
+def test_instances_on_the_cpu_may_use_a_gpu_then() -> None:
+    """NGC's backend ignores GPU accelerators of KIND_CPU; a GPU that is named stays."""
+    proto = config("instance_group { kind: KIND_CPU count: 2 } instance_group { kind: KIND_GPU gpus: [1] }")
+    add_accelerator(proto, "FP32", "/a")
+    kinds = [model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind) for group in proto.instance_group]
+    assert kinds == ["KIND_AUTO", "KIND_GPU"]
+    assert proto.instance_group[0].count == 2
+
+
 @pytest.mark.parametrize(
     ("text", "shapes"),
     [

@@ -39,7 +39,10 @@ def write_accelerator(folder: Path, precision: str, cache: str, *, table: str = 
 
 
 def add_accelerator(proto: model_config_pb2.ModelConfig, precision: str, cache: str, *, table: str = "") -> None:
-    """Replaces the TensorRT accelerator of a config; other accelerators stay."""
+    """Replaces the TensorRT accelerator of a config; other accelerators stay. KIND_CPU becomes KIND_AUTO."""
+    for group in proto.instance_group:
+        if group.kind == model_config_pb2.ModelInstanceGroup.KIND_CPU:
+            group.kind = model_config_pb2.ModelInstanceGroup.KIND_AUTO
     accelerators = proto.optimization.execution_accelerators.gpu_execution_accelerator
     others = [one for one in accelerators if one.name != Accelerator.TENSORRT]
     del accelerators[:]
