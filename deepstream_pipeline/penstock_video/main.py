@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock.engines.ort_serving.threads import available_cores
+from penstock.gateway.card_engines import NO_CARDS, CardEngines, read_card_engines
+from penstock.gpu.cards import ALL, GpusRefused, choose_cards
+from penstock.gpu.mps.control import PIPE_DIRECTORY, VISIBLE_CARDS
+from penstock.gpu.nvml import read_cards
+from penstock.gpu.video_engines import read_engines
 from penstock.vision.spec import NetworkType
 from penstock_video.analytics.config import rules_from
 from penstock_video.analytics.rules import Rules
@@ -36,6 +42,7 @@ from penstock_video.settings.models import GpuSettings, PrimarySettings, Seconda
 from penstock_video.settings.sources import check_classes
 from penstock_video.sink_set import SinkSet, allowing, compose_sinks
 from penstock_video.sinks.run_record import SourceRecord
+from penstock_video.sources.decoder_cards import DecoderCard
 from penstock_video.sources.options import GpuSources, SourcesOptions
 from penstock_video.track.registry import new_tracker
 from penstock_video.types import DecoderKind, SourceConfig
@@ -50,10 +57,11 @@ _DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
 
 @dataclass(frozen=True, slots=True)
 class GpuSetup:
-    """device: None if the CPU decodes. absence: why there is no GPU; empty if there is one."""
+    """device: None if the CPU decodes. absence: why there is no GPU; empty if there is one. cards: of several."""
 
     device: Device | None
     absence: str = ""
+    cards: tuple[DecoderCard, ...] = ()
 
     def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
         """How the GPU decodes sources, or None and why not. Raises InferFailed for a required hand-over."""
@@ -67,6 +75,7 @@ class GpuSetup:
         found = GpuSources(
             cameras_per_process=settings.cameras_per_process,
             device=settings.device,
+            cards=self.cards,
             has_pinned_processes=settings.has_pinned_processes and available_cores() >= LEAST_CORES,
         )
         if not choice.is_on_card:
@@ -75,19 +84,38 @@ class GpuSetup:
         return replace(found, new_device_ring=new_ring, is_card_lost=lambda: engine.is_card_lost), ""
 
 
-def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> GpuSetup:
-    """Opens the GPU if one of the wishes, of all possible sources, may use it."""
+def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: CardEngines = NO_CARDS) -> GpuSetup:
+    """Opens the GPU if one of the wishes, of all possible sources, may use it. engines: of the stack, for their MPS."""
     if all(wish is DecoderKind.CPU for wish in wishes):
         return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no card was opened")
     absence = _what_is_missing()
     if absence:
         return GpuSetup(None, absence)
     try:
+        cards = decoder_cards(settings, engines)
         device = Device.open(settings.device)
     except (GpuUnavailable, GpuFailed) as error:
         return GpuSetup(None, error.message)
-    log.info("the card decodes", gpu=settings.device, name=device.name)
-    return GpuSetup(device)
+    except GpusRefused as error:
+        return GpuSetup(None, f"--gpus: {error}")
+    log.info("the card decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
+    return GpuSetup(device, cards=cards)
+
+
+def decoder_cards(settings: GpuSettings, engines: CardEngines) -> tuple[DecoderCard, ...]:
+    """The cards of `gpus`, if they are several; they are then all that CUDA sees here. Raises GpusRefused."""
+    cards = choose_cards(settings.gpus, read_cards(), os.environ.get(VISIBLE_CARDS))
+    if settings.gpus != ALL or len(cards) > 1:
+        os.environ[VISIBLE_CARDS] = ",".join(card.uuid for card in cards)
+    if len(cards) < 2:
+        return ()
+    mps = {each.uuid: each.mps_directory for each in engines.engines if each.mps_directory}
+    found = []
+    for card in cards:
+        environ = {VISIBLE_CARDS: card.uuid} | ({PIPE_DIRECTORY: mps[card.uuid]} if card.uuid in mps else {})
+        codecs = read_engines(environ).codecs
+        found.append(DecoderCard(card, max((codec.engines for codec in codecs), default=0), environ))
+    return tuple(found)
 
 
 def _what_is_missing() -> str:
@@ -147,7 +175,8 @@ class Program:
         """api: parts of the control API."""
         self._settings = settings
         self._api_parts = api
-        self._card = open_gpu(settings.gpu, _decoders(settings))
+        engines = read_card_engines(place.run_dir) if place.run_dir is not None else NO_CARDS
+        self._card = open_gpu(settings.gpu, _decoders(settings), engines)
         self._engine = Engine(place, device=self._card.device)
         self._metrics = VideoMetrics()
         self._models: _Models | None = None

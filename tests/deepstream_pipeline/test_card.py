@@ -1,10 +1,15 @@
 """The card that a program decodes with: its absence is found before a camera is opened, with a readable reason."""
 
+import os
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from penstock.gateway.card_engines import CardEngine, CardEngines
+from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
+from penstock.gpu.video_engines import Codec, EngineOutcome, VideoEngines
 from penstock.vision.spec import PrepareSpec, ScalingFilter
 from penstock_video import main as card
 from penstock_video.errors import GpuUnavailable
@@ -134,3 +139,30 @@ def test_decode_processes_have_a_core_each_where_there_are_cores(
     gpu, _ = GpuSetup(DEVICE).sources(GpuSettings(has_pinned_processes=False), asked(RowMemory.HOST), a_network())
     assert gpu is not None
     assert not gpu.has_pinned_processes
+
+
+def test_several_cards_decode_each_by_processes_that_see_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the MPS daemon of the stack's engine on that card, and its own number of video engines."""
+    reading = NvmlReading(
+        NvmlOutcome.ANSWERED, cards=tuple(GpuDevice(at, "L4", (8, 9), 1 << 34, 0, uuid=f"GPU-{at}") for at in range(3))
+    )
+    asked: list[str] = []
+
+    def engines_of(environ: Mapping[str, str]) -> VideoEngines:
+        asked.append(environ["CUDA_VISIBLE_DEVICES"])
+        return VideoEngines(EngineOutcome.ANSWERED, codecs=(Codec("H.264", 4), Codec("HEVC", 3)))
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setattr(card, "read_cards", lambda: reading)
+    monkeypatch.setattr(card, "read_engines", engines_of)
+    stack = CardEngines((CardEngine("GPU 2", "GPU-2", "/run/x", "/run/mps"),))
+    first, second = card.decoder_cards(GpuSettings(gpus="2,0"), stack)
+    assert (first.card.label, first.engines, second.card.label) == ("GPU 2", 4, "GPU 0")
+    assert first.environ == {"CUDA_VISIBLE_DEVICES": "GPU-2", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+    assert second.environ == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
+    assert asked == ["GPU-2", "GPU-0"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert card.decoder_cards(GpuSettings(gpus="1"), stack) == ()
+    monkeypatch.setattr(card, "_what_is_missing", lambda: "")
+    assert "has '0', which CUDA_VISIBLE_DEVICES=GPU-1 hides" in open_gpu(GpuSettings(gpus="0"), AUTO).absence

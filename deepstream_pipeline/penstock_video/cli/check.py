@@ -68,6 +68,7 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
         "engine": _engine_name(settings),
         "api": _api_name(settings),
         "gpu": {
+            "gpus": settings.gpu.gpus,
             "device": settings.gpu.device,
             "cameras_per_process": settings.gpu.cameras_per_process,
             "pin_processes": settings.gpu.has_pinned_processes,

@@ -13,6 +13,7 @@ from penstock.cli.terminal import fail
 from penstock.cli.up import allow_open_files
 from penstock.gateway.settings_sources import KEYS_VARIABLE
 from penstock.gateway.workers.gateway_process import GATEWAY_ENVIRONMENT
+from penstock.gpu.cards import checked_gpus
 from penstock.logs import LogFormat, configure_logs
 from penstock.process import remove_working_directory
 from penstock_video.api.options import DEFAULT_PARTS, KEY_VARIABLE, ApiParts
@@ -102,6 +103,31 @@ Engine = Annotated[
 Decoder = Annotated[
     DecoderKind | None,
     typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
+]
+
+
+GPUS_VARIABLE = "PENSTOCK_GPUS"
+
+
+def _checked_gpus(text: str) -> str:
+    try:
+        checked = checked_gpus(text) if text else ""
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: {error}") from error
+    if checked:
+        os.environ[GPUS_VARIABLE] = checked  # of an engine of this command's own, too
+    return checked
+
+
+Gpus = Annotated[
+    str,
+    typer.Option(
+        envvar=GPUS_VARIABLE,
+        callback=_checked_gpus,
+        help="cards of sources and of an engine of this command's own: all that CUDA sees, or numbers and UUIDs of "
+        "nvidia-smi -L with commas [all]",
+        show_default=False,
+    ),
 ]
 Encoder = Annotated[
     EncoderKind | None,
@@ -228,7 +254,7 @@ def run(
     events_max_bytes: EventsMaxBytes = None, events_max_days: EventsMaxDays = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     duration: Duration = None, realtime: Realtime = False, decoder: Decoder = None,
-    encoder: Encoder = None,
+    encoder: Encoder = None, gpus: Gpus = "",
     as_json: AsJson = False,
     no_progress: NoProgress = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
@@ -250,7 +276,7 @@ def run(
         engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
         allowed_outbound=tuple(allow_outbound or ()), is_loop=loop, is_realtime=realtime, decoder=decoder,
-        encoder=encoder,
+        encoder=encoder, gpus=gpus,
         events=EventFlags(events, events_folder, events_max_bytes, events_max_days),
     )  # fmt: skip
     how = Manner(as_json, not no_progress, log_format, log_level or "", duration)

@@ -6,23 +6,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-import yaml
-
+from penstock.gpu.cards import checked_gpus
 from penstock_video.decode.uri import is_live
 from penstock_video.interfaces import Extension
-from penstock_video.settings.document import (
-    SettingsFaults,
-    Variables,
-    choices,
-    did_you_mean,
-    parse_document,
-    read_text,
-    shown,
-)
+from penstock_video.settings.document import SettingsFaults, Variables, parse_document, read_text, shown
 from penstock_video.settings.events import EventFlags, event_options
 from penstock_video.settings.models import (
     MODEL_FORM,
@@ -41,6 +30,7 @@ from penstock_video.settings.models import (
 )
 from penstock_video.settings.rule_flags import with_rule_flags
 from penstock_video.settings.section import Plain, Reading, Section, plain_of
+from penstock_video.settings.sinks import quick_sink, read_sink, section_of, sinks_of
 from penstock_video.settings.sources import (
     Draft,
     InvalidSourceUri,
@@ -51,17 +41,12 @@ from penstock_video.settings.sources import (
     with_user_rules,
 )
 from penstock_video.sinks.osd import OsdOptions
-from penstock_video.sinks.registry import SINKS
 from penstock_video.source_ids import Shard, shard_here, shard_of
 from penstock_video.track.registry import TrackerOptions, TrackerType
 from penstock_video.types import DecoderKind, EncoderKind, SourceConfig
 
 _NO_MODEL = "-"  # until a flag names one, or the fault is raised
 CLASSES_KEY = "operate-on-class-ids"
-_FILE_SINKS = ("jsonl", "mp4", "poster", "summary", "hls", "preview")
-_ADDRESS_FORMS = ("rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
-_FORMS = (*_FILE_SINKS, *_ADDRESS_FORMS)
-_DEFAULT_SINKS = ("mp4", "jsonl", "poster")  # with --out
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +79,7 @@ class Flags:
     is_loop: bool = False
     is_realtime: bool = False
     decoder: DecoderKind | None = None
+    gpus: str = ""
     encoder: EncoderKind | None = None  # of every sink that has one
     events: EventFlags = field(default_factory=EventFlags)
 
@@ -111,73 +97,6 @@ def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:
             reading.complaints.add("--source", fault)
         found += [Draft(SourceSettings(SourceConfig(one, "")), "--source") for one in uris]
     return tuple(found)
-
-
-def sinks_of(flags: Flags, reading: Reading) -> tuple[object, ...]:
-    """Sinks of the command line; a folder without sinks means the default ones."""
-    given = flags.sinks or (_DEFAULT_SINKS if flags.out is not None else ())
-    found = (_quick_sink(text, flags, reading) for text in given)
-    return tuple(sink for sink in found if sink is not None)
-
-
-def _quick_sink(text: str, flags: Flags, reading: Reading) -> object | None:
-    """A sink in short form, read as a section."""
-    if text not in _FILE_SINKS and not text.startswith(_ADDRESS_FORMS):
-        reading.complaints.add("--sink", f"{shown(text)}: {did_you_mean(text.partition(':')[0], _FORMS)}")
-        return None
-    try:
-        fields = _fields(text)
-    except ValueError:
-        reading.complaints.add("--sink", f"{shown(text)}: this is no address")
-        return None
-    return _read_sink(_section_of(fields, "--sink", reading), flags.out)
-
-
-def _section_of(fields: Mapping[str, str], flag: str, reading: Reading) -> Section:
-    """A section with the values of a flag."""
-    pairs: list[tuple[yaml.Node, yaml.Node]] = [(_scalar(key), _scalar(value)) for key, value in fields.items()]
-    return Section(yaml.MappingNode("tag:yaml.org,2002:map", pairs), "", replace(reading, file=flag, folder=Path()))
-
-
-def _read_sink(section: Section, out: Path | None) -> object | None:
-    """A sink's options, which are imported only here; None if it has a fault. out: default folder."""
-    before = len(section.reading.complaints)
-    name = section.text("type")
-    if name is None:
-        return None
-    if ":" in name:
-        return section.extension(name, ("write", "end_source", "close"), {"folder": out})
-    if name not in SINKS:
-        section.complain(section["type"], f"{section.at('type')} is {name!r}", choices(name, SINKS))
-        return None
-    options: object = section.read(resolve_name(SINKS[name].options), beside=("type",), defaults={"folder": out})
-    return options if len(section.reading.complaints) == before else None
-
-
-def _fields(text: str) -> dict[str, str]:
-    """Keys of the `sink` section for the short form. Raises ValueError."""
-    if text in _FILE_SINKS:
-        return {"type": text}
-    if text.startswith("webhook="):
-        return {"type": "webhook", "url": text.removeprefix("webhook=")}
-    parts = urlsplit(text, allow_fragments=False)  # keeps a # in the topic
-    more = dict(parse_qsl(parts.query))
-    if parts.scheme == "rtsp":
-        return {"type": "rtsp", "url": text}
-    if parts.scheme == "redis":
-        return {"type": "redis", "url": parts._replace(query="").geturl(), **more}
-    topic = {"topic": unquote(parts.path.strip("/"))} if parts.path.strip("/") else {}
-    if parts.scheme == "kafka":
-        return {"type": "kafka", "brokers": parts.netloc, **topic, **more}
-    found = {"type": "mqtt", "host": parts.hostname or "", "port": str(parts.port or 1883), **topic, **more}
-    user = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
-    return found | {name: value for name, value in user.items() if value}
-
-
-def _scalar(text: str) -> yaml.ScalarNode:
-    """Converts like YAML: 1883 is a number."""
-    style = None if re.fullmatch(r"\d+|true|false", text) else "'"
-    return yaml.ScalarNode("tag:yaml.org,2002:str", text, style=style)
 
 
 NO_FLAGS = Flags()
@@ -238,12 +157,17 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         api=api,
         is_api_port_given=flags.api_port is not None or "port" in root.section("api"),
         engine=_engine(root, flags),
-        gpu=root.section("gpu").read(GpuSettings) or GpuSettings(),
+        gpu=_gpu(root.section("gpu"), flags),
         shard=shard,
         elsewhere=len(sources) - len(mine),
         out=flags.out,
         events=event_options(root.section("events"), flags.events, flags.out, around.environ, has_api=api.is_enabled),
     )
+
+
+def _gpu(section: Section, flags: Flags) -> GpuSettings:
+    gpu = section.read(GpuSettings) or GpuSettings()
+    return replace(gpu, gpus=checked_gpus(flags.gpus)) if flags.gpus else gpu
 
 
 def _mux(section: Section) -> MuxSettings:
@@ -256,7 +180,7 @@ def _tracker(section: Section, flags: Flags) -> TrackerOptions | Extension:
     """The tracker of the file, or of the flag, with the file's keys if they are for the same type."""
     name = section.text("type") if "type" in section else None
     if flags.tracker and flags.tracker != (name or TrackerType.BYTETRACK):
-        name, section = flags.tracker, _section_of({"type": flags.tracker}, "--tracker", section.reading)
+        name, section = flags.tracker, section_of({"type": flags.tracker}, "--tracker", section.reading)
     if name is not None and ":" in name:
         return section.extension(name, ("update", "coast", "reset"), {}) or TrackerOptions()
     tracker = section.read(TrackerOptions) or TrackerOptions()
@@ -322,9 +246,9 @@ def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:
 
 def _sinks(root: Section, flags: Flags) -> tuple[object, ...]:
     """Sinks of the flags, else of the file, else the defaults of --out."""
-    said = [sink for section in root.sections("sink") if (sink := _read_sink(section, flags.out)) is not None]
-    found = sinks_of(flags, root.reading) if flags.sinks or "sink" not in root else tuple(said)
-    if flags.has_summary and (page := _quick_sink("summary", flags, root.reading)) is not None:
+    said = [sink for section in root.sections("sink") if (sink := read_sink(section, flags.out)) is not None]
+    found = sinks_of(flags.sinks, flags.out, root.reading) if flags.sinks or "sink" not in root else tuple(said)
+    if flags.has_summary and (page := quick_sink("summary", flags.out, root.reading)) is not None:
         found = (*(one for one in found if type(one) is not type(page)), page)
     return tuple(_with_encoder(sink, flags.encoder) for sink in found)
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from penstock.gpu.cards import ALL, checked_gpus
 from penstock.network import is_loopback
 from penstock.outbound import OutboundPolicy
 from penstock_video.infer.options import RowMemory
@@ -196,12 +197,14 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
     """Settings of sources that a GPU decodes. cameras_per_process: they fail together. has_pinned_processes: each
-    process has its own core, if one is free. hand_over: memory of rows for the engine. device: CUDA index."""
+    process has its own core, if one is free. hand_over: memory of rows for the engine. gpus: the cards that decode, as
+    `penstock up --gpus`. device: CUDA index among them, of previews and of rows in GPU memory."""
 
     cameras_per_process: Annotated[int, Field(alias="cameras-per-process", ge=1, le=64)] = 16
     has_pinned_processes: Annotated[bool, Field(alias="pin-processes")] = True
     hand_over: Annotated[RowMemory, Field(alias="hand-over")] = RowMemory.AUTO
     device: Annotated[int, Field(ge=0, le=15)] = 0
+    gpus: Annotated[str, AfterValidator(checked_gpus)] = ALL
 
 
 @dataclass(frozen=True, slots=True)

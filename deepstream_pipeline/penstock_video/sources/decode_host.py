@@ -4,8 +4,10 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
+from penstock_video.sources.decoder_cards import CARD_GONE_FOR_S, DecoderCards
 from penstock_video.sources.options import ProcessSnapshot, SourcesOptions
 from penstock_video.sources.process import ChildProcess, DecodeProcess, ProcessLink
 from penstock_video.sources.protocol import Start
@@ -20,7 +22,6 @@ _REAP_S = 0.5
 
 
 CPU_FOR_S = 3600.0  # after this, a newly opened stream tries the GPU again
-CARD_GONE_FOR_S = 60.0  # the same, if the GPU and not the stream was the reason
 LOSSES, LOSSES_WITHIN_S = 2, 60.0
 ALONE_FOR_S = 600.0
 ALONE = "alone"
@@ -70,16 +71,26 @@ class DecoderChoice:
 
 
 class DecodeHost:
-    """A running process for several cameras. Raises OSError if it cannot be started. members: not closed yet."""
+    """A running process for several cameras. Raises OSError if it cannot be started. members: not closed yet.
 
-    def __init__(self, command: tuple[str, ...], places: int, company: str) -> None:
-        self.places = places
+    card: position among several cards, or None. environ: see ChildProcess."""
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        places: int,
+        company: str,
+        *,
+        card: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.places, self.card = places, card
         self._company, self._began_at = company, time.monotonic()
         self.members: set[SharedDecodeProcess] = set()
         self.idle_since = time.monotonic()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._running = ChildProcess(command, (theirs.fileno(),))
+            self._running = ChildProcess(command, (theirs.fileno(),), environ)
         except BaseException:
             self.control.close()
             raise
@@ -228,6 +239,7 @@ class DecodeHosts:
 
     def __init__(self, options: SourcesOptions) -> None:
         self.options = options
+        self.cards = DecoderCards(options.gpu.cards if options.gpu is not None else ())
         self._hosts: list[DecodeHost] = []
 
     def line(self, start: Start, name: str, *, company: str) -> ProcessLink:
@@ -236,11 +248,14 @@ class DecodeHosts:
         if start.decoder == "cpu" or gpu is None:
             return DecodeProcess(self.options.command, start, name)
         places = 1 if company == ALONE else gpu.cameras_per_process
+        card = self.cards.position(name)
         for host in self._hosts:
-            if host.has_room(places, company):
+            if host.card == card and host.has_room(places, company):
                 with suppress(BrokenPipeError):  # it died at this moment
                     return SharedDecodeProcess(host, start, name)
-        host = DecodeHost((*gpu.command, str(gpu.device), str(int(gpu.has_pinned_processes))), places, company)
+        device = gpu.device if card is None else 0  # of several cards, a process sees its own
+        command = (*gpu.command, str(device), str(int(gpu.has_pinned_processes)))
+        host = DecodeHost(command, places, company, card=card, environ=self.cards.environ(name))
         self._hosts.append(host)
         return SharedDecodeProcess(host, start, name)
 

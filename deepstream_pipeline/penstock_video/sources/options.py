@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock_video.sources.decoder_cards import DecoderCard
 from penstock_video.sources.protocol import Beat, Opened, Recorded
 from penstock_video.types import DeviceRow, PreparedFrame, SourceConfig, SourceState
 
@@ -39,14 +40,16 @@ def _never() -> bool:
 class GpuSources:
     """How the GPU decodes sources.
 
-    cameras_per_process: maximum; they restart together. device: GPU index. new_device_ring: creates a ring of slots and
-    bytes per slot; rows use host memory if it is None or raises GpuFailed. is_card_lost: whether rows in GPU memory are
-    no longer usable. has_pinned_processes: each process reserves a core, if one is free. command: of a shared process,
-    before device, 1 or 0 for pinning, and the socket's descriptor.
+    cameras_per_process: maximum; they restart together. device: GPU index. cards: of several GPUs, which share the
+    sources; new_device_ring is then for those on the GPU at position `device`. new_device_ring: creates a ring of slots
+    and bytes per slot; rows use host memory if it is None or raises GpuFailed. is_card_lost: whether rows in GPU memory
+    are no longer usable. has_pinned_processes: each process reserves a core, if one is free. command: of a shared
+    process, before device, 1 or 0 for pinning, and the socket's descriptor.
     """
 
     cameras_per_process: int = 16
     device: int = 0
+    cards: tuple[DecoderCard, ...] = ()
     new_device_ring: Callable[[int, int], DeviceRing] | None = None
     is_card_lost: Callable[[], bool] = _never
     has_pinned_processes: bool = True

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Generic, TypeVar
 
@@ -161,7 +161,10 @@ class ChildProcess:
     read after its end and drops what does not fit. It has its own session: the parent handles Ctrl-C.
     """
 
-    def __init__(self, command: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
+    def __init__(
+        self, command: tuple[str, ...], descriptors: tuple[int, ...], environ: Mapping[str, str] | None = None
+    ) -> None:
+        """environ: on top of this process's."""
         self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._process = subprocess.Popen(
@@ -171,6 +174,7 @@ class ChildProcess:
                 stderr=stderr,
                 pass_fds=descriptors,
                 start_new_session=True,
+                env={**os.environ, **environ} if environ else None,
             )
         except BaseException:
             os.close(self._stderr)

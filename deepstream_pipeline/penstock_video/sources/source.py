@@ -9,8 +9,9 @@ import msgspec
 import structlog
 
 from penstock_video.decode.uri import Secrets, UriKind, kind_of, policy_of, seems_live
-from penstock_video.errors import GpuFailed, PipelineError, SourceNotAllowed
+from penstock_video.errors import GpuFailed, GpuUnavailable, PipelineError, SourceNotAllowed
 from penstock_video.sources.decode_host import DecodeHosts, DecoderChoice
+from penstock_video.sources.decoder_cards import FULL
 from penstock_video.sources.feed import Feed, FrameNumbers, RowRings, SourceCounts
 from penstock_video.sources.lifecycle import Action, LifecycleOptions, SourceLifecycle
 from penstock_video.sources.options import DeviceRing, SourceListener, SourceNeeds, SourceSnapshot
@@ -189,6 +190,7 @@ class Source:
         for path in sorted(self._recordings):
             self._listener.on_recorded(self.source_id, Recorded(path, "its decode process ended"))
         self._recordings.clear()
+        self._hosts.cards.leave(self.source_id)
         self.watch.process_ended(now, self._secrets.hidden_in(how))
         self.tell()
 
@@ -207,6 +209,7 @@ class Source:
         if self.watch.is_over and not self._has_reported_end:
             self._has_reported_end = True
             self._rings.close()
+            self._hosts.cards.forget(self.source_id)
             self._listener.on_ended(self.source_id)
 
     def snapshot(self) -> SourceSnapshot:
@@ -271,8 +274,10 @@ class Source:
         if reason in (EndReason.NEEDS_CPU, EndReason.NO_CARD):
             if self._decoder is DecoderKind.CPU:
                 raise BrokenPromise("its process needs the CPU, and has it")
-            (self._choice.needs_cpu if reason is EndReason.NEEDS_CPU else self._choice.has_no_card)(now)
-            if self._choice.may_use_cpu:
+            has_other_card = reason is EndReason.NO_CARD and self._hosts.cards.avoid(self.source_id, now)
+            if not has_other_card:
+                (self._choice.needs_cpu if reason is EndReason.NEEDS_CPU else self._choice.has_no_card)(now)
+            if self._choice.may_use_cpu and not has_other_card:
                 log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=text)
         self.watch.end_reported(now, reason, text)
 
@@ -285,6 +290,7 @@ class Source:
         if opened.decoder != self._decoder:
             raise BrokenPromise(f"its process decodes by {opened.decoder[:16]!r}, not by {self._decoder}")
         self._opened = opened
+        self._hosts.cards.opened(self.source_id, opened.width * opened.height * opened.fps)
         self.watch.opened(now, opened.fps, is_live=opened.is_live)
         self._listener.on_opened(self.source_id, opened)
         self.tell()
@@ -310,6 +316,11 @@ class Source:
     def _begin(self, now: float) -> tuple[ProcessLink, DeviceRing | None]:
         """Starts a run with the current decoder. Raises OSError and PipelineError."""
         self._decoder = self._choice.kind(now)
+        if self._decoder is DecoderKind.NVDEC and not self._hosts.cards.choose(self.source_id, now):
+            self._choice.has_no_card(now)
+            self._decoder = self._choice.kind(now)
+            if self._decoder is DecoderKind.NVDEC:
+                raise GpuUnavailable(FULL)
         device_ring = self._device_ring()
         try:
             start = self._start_record(now, device_ring)
@@ -326,6 +337,8 @@ class Source:
             return None
         if not self._needs.row_bytes or gpu.is_card_lost():
             return None
+        if self._hosts.cards.position(self.source_id) not in (None, gpu.device):
+            return None  # the rows' memory is on another card
         try:
             return self._rings.take()
         except GpuFailed as error:

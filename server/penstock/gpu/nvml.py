@@ -1,8 +1,9 @@
 """This machine's GPUs by NVML. Runs in a child process, because a call into a broken driver may hang."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import TypeVar
@@ -22,11 +23,16 @@ class ChildProcessFailed(Exception):
         self.is_late = is_late
 
 
-def run_json_child(program: Sequence[str], kind: type[T], timeout_s: float) -> T:
-    """The JSON object that the program prints. Blocks for at most timeout_s + 1 s. Raises ChildProcessFailed."""
-    pipe = subprocess.PIPE
+def run_json_child(
+    program: Sequence[str], kind: type[T], timeout_s: float, environ: Mapping[str, str] | None = None
+) -> T:
+    """The JSON object that the program prints. Blocks for at most timeout_s + 1 s. Raises ChildProcessFailed.
+
+    environ: on top of this process's.
+    """
+    pipe, env = subprocess.PIPE, {**os.environ, **environ} if environ else None
     try:
-        child = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+        child = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env)
     except OSError as error:
         raise ChildProcessFailed(str(error)) from error
     try:

@@ -37,11 +37,13 @@ class CameraNeed:
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """A card for a placement. decoders: its NVDEC engines. lost: why it cannot be used; empty if it can."""
+    """A card for a placement. decoders: its NVDEC engines. lost: why it cannot be used; empty if it can. pixels_per_s:
+    decoded for cameras that are not placed."""
 
     card: Card
     decoders: int = 0
     lost: str = ""
+    pixels_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class _Board:
         self._usable = [at for at, state in enumerate(cards) if not state.lost]
         self._free = [state.card.memory_bytes for state in cards]
         self._load = [0.0 for _ in cards]
-        self._pixels = [0.0 for _ in cards]
+        self._pixels = [state.pixels_per_s for state in cards]
         self._models: dict[str, list[int]] = {}
         self._cameras: dict[str, int] = {}
         self._reasons: dict[str, str] = {}

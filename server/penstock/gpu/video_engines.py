@@ -5,7 +5,7 @@ Uses ctypes (cuvidGetDecoderCaps of libnvcuvid), so it needs no package.
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,10 +51,11 @@ class VideoEngines(msgspec.Struct, frozen=True):
     has_nvrtc: bool = False  # compiles the GPU kernels
 
 
-def read_engines() -> VideoEngines:
-    """Reads the engines. Blocks for at most READ_TIMEOUT_S + 1 s. Failures are in the outcome."""
+def read_engines(environ: Mapping[str, str] | None = None) -> VideoEngines:
+    """Reads the engines of the first card that CUDA sees. Blocks for at most READ_TIMEOUT_S + 1 s. Failures are in the
+    outcome. environ: on top of this process's."""
     try:
-        return run_json_child(_PROGRAM, VideoEngines, READ_TIMEOUT_S)
+        return run_json_child(_PROGRAM, VideoEngines, READ_TIMEOUT_S, environ)
     except ChildProcessFailed as error:
         return VideoEngines(EngineOutcome.TIMED_OUT if error.is_late else EngineOutcome.FAILED, str(error))
 

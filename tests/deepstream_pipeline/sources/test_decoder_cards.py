@@ -1,0 +1,88 @@
+"""Sources over several cards: who decodes which, and what becomes of those whose card is gone or full."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.gpu.cards import Card
+from penstock.gpu.placement import PIXELS_PER_DECODER_S
+from penstock_video.sources.decoder_cards import CARD_GONE_FOR_S, DecoderCard, DecoderCards
+from penstock_video.sources.options import GpuSources
+from penstock_video.types import DecoderKind, SourceState
+from tests.deepstream_pipeline.sources.parent import NEEDS, OPTIONS, EventLog, camera, one, running
+
+pytestmark = pytest.mark.xdist_group("decoder_cards")
+SHARED = (sys.executable, "-m", "tests.deepstream_pipeline.sources.fake_shared_child")
+CARDS = tuple(
+    DecoderCard(Card(f"GPU-{index}", index, "L4"), 1, {"CUDA_VISIBLE_DEVICES": f"GPU-{index}"}) for index in range(2)
+)
+HALF = 0.5 * PIXELS_PER_DECODER_S
+
+
+def placed(*source_ids: str) -> DecoderCards:
+    """Sources that each take half of a card's decoder."""
+    cards = DecoderCards(CARDS)
+    for source_id in source_ids:
+        assert cards.choose(source_id, 0.0)
+        cards.opened(source_id, HALF)
+    return cards
+
+
+def test_sources_are_spread_and_return_to_their_card() -> None:
+    """By the rate that they had; a source without a process takes no room, and finds its card again."""
+    cards = placed(*"abcd")
+    assert [cards.position(name) for name in "abcd"] == [0, 1, 0, 1]
+    assert not cards.choose("e", 0.0)
+    cards.leave("c")
+    assert cards.position("c") is None
+    assert cards.choose("e", 0.0)
+    assert cards.position("e") == 0
+    cards.forget("e")
+    assert cards.choose("c", 0.0)
+    assert cards.position("c") == 0
+    assert cards.environ("c") == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
+
+
+def test_source_whose_card_is_gone_moves_while_another_has_room() -> None:
+    """For a while it avoids the card; what does not fit has none, and others are not touched."""
+    cards = placed(*"abc")
+    for name, has_other in (("a", True), ("c", True)):
+        assert cards.avoid(name, 1.0) is has_other
+        cards.leave(name)
+    assert cards.choose("a", 1.0)
+    assert (cards.position("a"), cards.position("b")) == (1, 1)
+    assert not cards.choose("c", 1.0)
+    assert cards.choose("c", 1.0 + CARD_GONE_FOR_S)
+    assert cards.position("c") == 0
+
+
+def test_one_card_has_every_source_and_no_variables() -> None:
+    """As without the choice: its driver says when it is full."""
+    cards = DecoderCards(CARDS[:1])
+    assert cards.choose("a", 0.0)
+    assert (cards.position("a"), dict(cards.environ("a")), cards.avoid("a", 0.0)) == (None, {}, False)
+
+
+def environ_of(pid: int | None) -> str:
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return next((pair for pair in pairs if pair.startswith("CUDA_VISIBLE_DEVICES=")), "")
+
+
+def test_cameras_have_processes_of_both_cards_and_leave_one_that_is_gone() -> None:
+    """A process sees its own card only. A camera whose card cannot be used goes to the other, and then to the CPU."""
+    options = replace(OPTIONS, gpu=GpuSources(command=SHARED, cards=CARDS))
+    event_log = EventLog()
+    with running(event_log, options) as sources:
+        for name in "ab":
+            sources.add(camera("live?fps=25", name), NEEDS)
+            event_log.wait_for("opened", 1, name)
+        seen = {name: environ_of(one(sources, name).pid) for name in "ab"}
+        assert seen == {"a": "CUDA_VISIBLE_DEVICES=GPU-0", "b": "CUDA_VISIBLE_DEVICES=GPU-1"}
+        assert [one(sources, name).decoder for name in "ab"] == ["nvdec", "nvdec"]
+        sources.add(camera("no_card?fps=25", "c", decoder=DecoderKind.AUTO), NEEDS)
+        event_log.wait_for("opened", 1, "c")
+        event_log.wait(lambda: one(sources, "c").state is SourceState.RUNNING)
+        assert one(sources, "c").decoder == "cpu"
+        assert [one(sources, name).restarts for name in "ab"] == [0, 0]
