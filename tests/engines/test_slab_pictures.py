@@ -2,11 +2,13 @@
 
 import mmap
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from penstock.engines.torch_serving.slab_pictures import PublishedSlab, SlabReader, SlabUnreadable
+from penstock.engines.torch_serving.slab_pictures import SlabReader, SlabUnreadable, publish_slab, slab_reference
 
 SIZE = 1 << 16
 PICTURE = b"\xff\xd8\xff" + bytes(range(200))
@@ -21,8 +23,9 @@ class Memory:
         self.view = mmap.mmap(self.descriptor, SIZE)
         self.view[at : at + len(content)] = content
 
-    def published(self, file: Path) -> PublishedSlab:
-        return PublishedSlab(file, self.descriptor, SIZE)
+    def published(self, file: Path) -> Callable[[int, int], bytes]:
+        """What makes references to it."""
+        return partial(slab_reference, publish_slab(file, self.descriptor, SIZE))
 
 
 def test_picture_is_read_where_it_was_written(tmp_path: Path) -> None:
@@ -30,9 +33,9 @@ def test_picture_is_read_where_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "slab"
     memory = Memory()
     reader, published = SlabReader(str(file)), memory.published(file)
-    assert reader.picture(published.reference(100, len(PICTURE))) == PICTURE
+    assert reader.picture(published(100, len(PICTURE))) == PICTURE
     memory.view[100:103] = b"abc"
-    assert reader.picture(published.reference(100, 3)) == b"abc"
+    assert reader.picture(published(100, 3)) == b"abc"
     assert reader.picture(PICTURE) == PICTURE
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -41,7 +44,7 @@ def test_client_cannot_forge_a_reference(tmp_path: Path) -> None:
     """Without the token, which only this user can read, it is an element like any other, and no picture."""
     file = tmp_path / "slab"
     reader, published = SlabReader(str(file)), Memory().published(file)
-    reference = published.reference(100, len(PICTURE))
+    reference = published(100, len(PICTURE))
     assert reader.picture(reference) == PICTURE
     forged = reference[:14] + bytes(16) + reference[30:]
     assert reader.picture(forged) == forged
@@ -54,7 +57,7 @@ def test_memory_that_is_renewed_is_read_and_the_one_before_it_too(tmp_path: Path
     memories = [Memory(bytes([number]) * 9) for number in range(3)]
     reader, references = SlabReader(str(file)), []
     for memory in memories:
-        references.append(memory.published(file).reference(100, 9))
+        references.append(memory.published(file)(100, 9))
         assert reader.picture(references[-1]) == memory.view[100:109]
     assert reader.picture(references[1]) == bytes([1]) * 9
     assert reader.picture(references[0]) == references[0]
@@ -73,4 +76,4 @@ def test_memory_that_cannot_be_read_is_said_so(tmp_path: Path, why: str) -> None
     else:
         offset = SIZE
     with pytest.raises(SlabUnreadable, match="the gateway's shared memory cannot be read"):
-        SlabReader(str(file)).picture(published.reference(offset, 10))
+        SlabReader(str(file)).picture(published(offset, 10))

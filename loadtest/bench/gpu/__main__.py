@@ -30,8 +30,8 @@ from penstock.gpu.telemetry.sampler import Sampler, TelemetryUnavailable
 
 CHARTS = {"chart": (), "plain-chart": (("fuse", "0"),)}  # with cuDNN's fused calls, and without
 MEMORIES = ("cuda", "system")
+DECODERS = ("engine", "engine-core", "gateway")
 PARTS = (*CHARTS, "raw", "served", "jpeg")
-DECODERS = ("engine", "gateway")
 _FORMS_HELP = f"of raw's and served's program: {', '.join(FORMS)} [fused]"
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
@@ -62,7 +62,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
-    add("--jpeg-decoders", type=chosen_of(DECODERS), default=DECODERS, metavar="WHO,…", help="engine, gateway [both]")
+    who = "engine (batches by Triton), engine-core (by the core), gateway [all]"
+    add("--jpeg-decoders", type=chosen_of(DECODERS), default=DECODERS, metavar="WHO,…", help=who)
     add("--up-flags", type=shlex.split, default=(), metavar="'FLAGS'", help="more, of jpeg's penstock up")
     add("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
     add("--seed", type=int, default=1, help="of the order and the arrivals [1]")
@@ -145,10 +146,12 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
 def _exports(options: argparse.Namespace, plan: Plan) -> tuple[Export, dict[str, Export]]:
     """(what all but jpeg measures, jpeg's by who decodes)."""
     home = plan.work / "jpeg"
-    batched = ("--instances", str(options.jpeg_instances), "--batching", "gateway", "--max-batch", "64")
+    instances = ("--instances", str(options.jpeg_instances), "--max-batch", "64")
+    core, triton = (*instances, "--batching", "gateway"), (*instances, "--batching", "triton")
     pictures = {
-        "engine": Export(home, "resnet50-jpeg-random", ("--pictures", *batched)),
-        "gateway": Export(home, "resnet50-decoded-random", ("--input", "uint8", *batched)),
+        "engine": Export(home, "resnet50-jpeg-random", ("--pictures", *triton)),
+        "engine-core": Export(home, "resnet50-jpeg-core-random", ("--pictures", *core)),
+        "gateway": Export(home, "resnet50-decoded-random", ("--input", "uint8", *core)),
     }
     chosen = {who: pictures[who] for who in options.jpeg_decoders}
     return Export(plan.work / "home", MODELS[options.input], ("--input", options.input)), chosen

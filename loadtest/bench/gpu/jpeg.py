@@ -1,6 +1,6 @@
 """JPEG over HTTP to the best classes: how many pictures a second `penstock up` holds at a 99th percentile.
 
-Two ways side by side behind one gateway: the model's instance decodes (nvJPEG; the gateway relays the bytes), or the
+Ways side by side behind one gateway: the model's instance decodes (nvJPEG), in batches of Triton or of the core, or the
 gateway's decoders do (the CPU). In each round: what a closed loop gets, then an open loop (Poisson) at shares of that,
 by halves, each tried twice before it counts as not held: the highest at which 99 % of the pictures are answered within
 the SLO of the moment at which they were due. What fails or is refused counts as late for ever. The load generator runs

@@ -74,13 +74,23 @@ class ServingParts:
         batching: Batcher,
         slab: Slab | None,
         memory: SharedMemory | NoSharedMemory,
+        *,
+        pictures: Batcher | None = None,
     ) -> "PlaneParts":
-        """The parts of the data plane. slab: where images are written for the engine."""
+        """The parts of the data plane. slab: where images are written for the engine. pictures: of the image endpoint,
+        if it has a batcher of its own.
+        """
         settings, options = self.settings, self.options
         relay = TracedRelay(engine) if self.tracer is not None else engine
         slots = EngineSlots(relay, watch, len(settings.engine_urls) or 1)
         images = ImageFlow(
-            backend=engine, watch=watch, pool=self.pool, metrics=self.metrics, batching=batching, slab=slab, slots=slots
+            backend=engine,
+            watch=watch,
+            pool=self.pool,
+            metrics=self.metrics,
+            batching=pictures or batching,
+            slab=slab,
+            slots=slots,
         )
         batches = BatchFlow(
             batching=batching,

@@ -38,6 +38,7 @@ from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.gateway.workers.gateway_process import ControlConnection, GatewayServes, WorkerReady
+from penstock.gateway.workers.picture_batches import PictureBatches
 from penstock.gateway.workers.shared_counters import (
     PAGE_NAME,
     TABLE_NAME,
@@ -132,7 +133,17 @@ class Worker:
         )
         # The core has the regions: calls about them, or with tensors in them, are forwarded.
         memory = NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF)
-        plane_parts = self.parts.plane_parts(self.engine.engine, self.link, self.link, self.slab, memory)
+        self.pictures = PictureBatches(
+            self.link,
+            self.engine.engine,
+            self.link,
+            self.parts.options,
+            slab=self.slab,
+            is_apart=lambda model: model in self.link.apart,
+        )
+        plane_parts = self.parts.plane_parts(
+            self.engine.engine, self.link, self.link, self.slab, memory, pictures=self.pictures
+        )
         self.plane = WorkerDataPlane(
             replace(plane_parts, is_apart=lambda model: model in self.link.apart),
             self.core,
@@ -159,6 +170,7 @@ class Worker:
     async def aclose(self) -> None:
         """Stops all tasks and closes all connections."""
         self.metrics.flush()
+        await self.pictures.aclose()
         await self.parts.aclose()
         await self.core.aclose()
         await self.engine.engine.aclose()

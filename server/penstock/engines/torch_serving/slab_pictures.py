@@ -21,22 +21,23 @@ class SlabUnreadable(Exception):
     """A reference to memory that this process cannot read. The gateway then sends the pictures themselves."""
 
 
-class PublishedSlab:
-    """One memory of the gateway, published in a file for processes of the same user."""
+def publish_slab(file: Path, descriptor: int, size_bytes: int) -> bytes:
+    """Publishes memory in a file for processes of the same user. Returns its token. Replaces the file.
 
-    def __init__(self, file: Path, descriptor: int, size_bytes: int) -> None:
-        """descriptor: of the memory, in this process. Replaces the file. Raises OSError."""
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        text = f"{os.getpid()} {descriptor} {size_bytes} {self._token.hex()}"
-        staged = file.with_name(f"{file.name}.new")
-        staged.unlink(missing_ok=True)
-        with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
-            written.write(text)
-        staged.replace(file)
+    descriptor: of the memory, in this process. Raises OSError.
+    """
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    staged = file.with_name(f"{file.name}.new")
+    staged.unlink(missing_ok=True)
+    with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+        written.write(f"{os.getpid()} {descriptor} {size_bytes} {token.hex()}")
+    staged.replace(file)
+    return token
 
-    def reference(self, offset: int, size_bytes: int) -> bytes:
-        """To a picture at this offset. Only with the file's token, which no client knows, is it read as one."""
-        return _REFERENCE.pack(_MARK, self._token, offset, size_bytes)
+
+def slab_reference(token: bytes, offset: int, size_bytes: int) -> bytes:
+    """To a picture at this offset. Only with the published token, which no client knows, is it read as one."""
+    return _REFERENCE.pack(_MARK, token, offset, size_bytes)
 
 
 class SlabReader:

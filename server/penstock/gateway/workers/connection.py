@@ -16,7 +16,7 @@ from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import InferRequest, InferResponse
 
-PROTOCOL = 3  # increment it when messages change: client processes may have another version
+PROTOCOL = 4  # increment it when messages change: client processes may have another version
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

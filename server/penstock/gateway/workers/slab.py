@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engines.torch_serving.slab_pictures import PublishedSlab
+from penstock.engines.torch_serving.slab_pictures import publish_slab, slab_reference
 from penstock.gateway.workers.slab_allocator import Extents
 from penstock.protocol.inference import SlabAddress
 
@@ -21,7 +21,7 @@ STEP_BYTES = 4 << 20  # pages are reserved in steps of about a millisecond
 
 @dataclass(frozen=True, slots=True)
 class SlabPart:
-    """A part of one process's slab that another one uses. descriptor: in the owner's process."""
+    """A part of one process's slab that another one uses. descriptor: in the owner's process. token: for references."""
 
     process_id: int
     descriptor: int
@@ -29,6 +29,7 @@ class SlabPart:
     generation: int
     offset: int
     size_bytes: int
+    token: bytes = b""
 
 
 class SlabMemory:
@@ -216,30 +217,30 @@ class SharedSlab:
         self._call_later = call_later
         self._current: _Generation | None = None
         self._number = 0
-        self._published: PublishedSlab | None = None
+        self._token = b""  # of references; empty while the memory is not published
 
     def publish(self, file: Path) -> None:
         """Lets models' processes read references to this memory, from now on until `renew`. Raises OSError."""
         if self._current is not None:
             memory = self._current.memory
-            self._published = PublishedSlab(file, memory.descriptor, memory.size_bytes)
+            self._token = publish_slab(file, memory.descriptor, memory.size_bytes)
 
     def unpublish(self) -> None:
         """Makes no more references, because a model's process cannot read them."""
-        self._published = None
+        self._token = b""
 
     def reference(self, place: SlabAddress, size_bytes: int) -> bytes | None:
         """What a model's process reads the bytes by; None if they are not published, or of an earlier generation."""
-        current, published = self._current, self._published
-        if current is None or published is None or place.generation != current.number:
+        current = self._current
+        if current is None or not self._token or place.generation != current.number:
             return None
-        return published.reference(place.offset, size_bytes)
+        return slab_reference(self._token, place.offset, size_bytes)
 
-    def renew(self, memory: SlabMemory, number: int = 0) -> None:
-        """Leases from this memory from now on. number: its generation if another process granted it, 0 for the next."""
+    def renew(self, memory: SlabMemory, number: int = 0, token: bytes = b"") -> None:
+        """Leases from this memory from now on. number, token: as granted by another process; 0 for the next number."""
         self._number = number or self._number + 1
         self._current = _Generation(memory, self._number)
-        self._published = None
+        self._token = token
 
     def renounce(self) -> None:
         """Leases nothing from now on; existing leases stay valid."""
@@ -263,7 +264,8 @@ class SharedSlab:
         lease = SlabLease(current, offset, size_bytes, self._call_later)
         current.lent.append(lease)
         memory = current.memory
-        return SlabPart(os.getpid(), memory.descriptor, memory.name, current.number, offset, size_bytes), lease
+        granted = memory.descriptor, memory.name, current.number, offset, size_bytes, self._token
+        return SlabPart(os.getpid(), *granted), lease
 
     def lease(self, size_bytes: int) -> SlabLease | None:
         current = self._current

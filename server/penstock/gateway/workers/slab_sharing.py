@@ -77,7 +77,8 @@ class SlabPartitions:
         ]
         if not self._client_part_bytes or len(self._client_parts) >= CLIENT_SLAB_PARTS:
             return None
-        return self._slab.grant_part(self._client_part_bytes)
+        granted = self._slab.grant_part(self._client_part_bytes)
+        return None if granted is None else (replace(granted[0], token=b""), granted[1])
 
     def gone(self, peer: Hashable) -> None:
         """Frees the part of an ended peer when the engine has read it."""
@@ -145,7 +146,7 @@ class ClientSlab(SharedSlab):
         except OSError as error:
             log.warning("cannot map the core's shared memory; sending all bytes", reason=error.strerror)
             return
-        self.renew(memory, lent.generation)
+        self.renew(memory, lent.generation, lent.token)
         self._region = lent.region
         if self._reader is not None:
             # If the engine loses the region, there is nothing to do: the core registers a new one, and grants a part.
