@@ -1,7 +1,9 @@
 """NVDEC itself: the decoder's contract on a card, and two streams in one of its decoders."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +131,26 @@ SHARED: dict[str, dict[str, Any]] = {
     "h264 references": {"codec": "libx264", "options": {"x264-params": "ref=6:keyint=40"}},
     "h264 b-frames": {"codec": "libx264", "b_frames": 3},
     "hevc": {"codec": "libx265"},
+    "hevc references": {"codec": "libx265", "options": {"x265-params": "ref=3:bframes=0:keyint=40:log-level=none"}},
+    "hevc b-frames": {"codec": "libx265", "b_frames": 3},
 }
 
 
-def clip_of(folder: Path, name: str, number: int) -> tuple[list[bytes], list[Plane]]:
-    """(packets, FFmpeg's pictures) of a clip; number: another one."""
+@dataclass(frozen=True)
+class Clip:
+    """packets: in Annex B, each with its time of display. pictures: FFmpeg's."""
+
+    packets: list[tuple[bytes, int]]
+    pictures: list[Plane]
+
+
+def clip_of(folder: Path, name: str, number: int) -> Clip:
+    """number: of another one of that kind."""
     path = plain_clip(folder / f"{number}.ts", frames=40, first=7 * number, **SHARED[name])
     with av.open(str(path)) as container:
-        packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+        packets = [(bytes(packet), packet.pts or 0) for packet in container.demux(video=0) if packet.size]
     with av.open(str(path)) as container:
-        return packets, [nv12_of(frame) for frame in container.decode(video=0)]
+        return Clip(packets, [nv12_of(frame) for frame in container.decode(video=0)])
 
 
 def on_host(device: Device, one: Surface, stream: CudaStream) -> Plane:
@@ -150,35 +162,64 @@ def on_host(device: Device, one: Surface, stream: CudaStream) -> Plane:
     return lines[:, : one.width]
 
 
+def assert_right(made: list[Plane], clip: Clip) -> None:
+    """All pictures of the clip, each as FFmpeg makes it."""
+    assert len(made) == len(clip.pictures)
+    wrong = [place for place, one in enumerate(made) if not np.array_equal(one, clip.pictures[place])]
+    assert not wrong
+
+
 @pytest.mark.parametrize("name", SHARED)
-def test_two_streams_side_by_side_are_both_right(tmp_path: Path, device: Device, stream: CudaStream, name: str) -> None:
-    """Every picture of both equals FFmpeg's; H.264 streams share a decoder, HEVC's do not."""
+def test_two_streams_in_one_decoder_are_both_right(
+    tmp_path: Path, device: Device, stream: CudaStream, name: str
+) -> None:
+    """Every picture of both equals FFmpeg's, and there is one decoder."""
     opener, codec = NvdecOpener(device), name.split()[0]
     clips = [clip_of(tmp_path, name, number) for number in range(2)]
     decoders = [opener.for_camera()(codec, stream.handle, SIZE) for _ in clips]
     shown: list[list[Plane]] = [[], []]
-    for number, packets in enumerate(zip(*(packets for packets, _ in clips), strict=True)):
-        for packet, decoder, pictures in zip(packets, decoders, shown, strict=True):
-            pictures += [on_host(device, one, stream) for one in decoder.decode(packet, number)]
-    assert len(opener.pool) == (1 if codec == "h264" else 2)
-    for decoder, pictures, (_, right) in zip(decoders, shown, clips, strict=True):
+    for packets in zip(*(clip.packets for clip in clips), strict=True):
+        for (packet, pts), decoder, pictures in zip(packets, decoders, shown, strict=True):
+            pictures += [on_host(device, one, stream) for one in decoder.decode(packet, pts)]
+    assert len(opener.pool) == 1
+    for decoder, pictures, clip in zip(decoders, shown, clips, strict=True):
         pictures += [on_host(device, one, stream) for one in decoder.flush()]
-        assert len(pictures) == len(right)
-        assert all(np.array_equal(made, wanted) for made, wanted in zip(pictures, right, strict=True))
+        assert_right(pictures, clip)
         decoder.close()
+    assert len(opener.pool) == 0
+
+
+@pytest.mark.parametrize("name", ["h264", "hevc"])
+def test_streams_of_several_threads_are_right_in_shared_decoders(tmp_path: Path, device: Device, name: str) -> None:
+    """Eight at full speed, five times through a clip, each with a CUDA stream of its own."""
+    opener, clips = NvdecOpener(device), [clip_of(tmp_path, name, number) for number in range(8)]
+
+    def run(clip: Clip) -> None:
+        device.bind()
+        stream = device.new_stream()
+        decoder, made, length = opener.for_camera()(name, stream.handle, SIZE), [], clip.packets[-1][1] + 3600
+        for turn in range(5):
+            for packet, pts in clip.packets:
+                made += [on_host(device, one, stream) for one in decoder.decode(packet, pts + turn * length)]
+        decoder.close()
+        stream.close()
+        assert_right(made, Clip([], clip.pictures * 5))
+
+    with ThreadPoolExecutor(len(clips)) as pool:
+        list(pool.map(run, clips))
     assert len(opener.pool) == 0
 
 
 def test_damage_of_a_stream_does_not_reach_its_partner(tmp_path: Path, device: Device, stream: CudaStream) -> None:
     """Rubbish and damaged packets of one; every picture of the other equals FFmpeg's."""
-    opener = NvdecOpener(device)
-    (packets, right), (other, _) = clip_of(tmp_path, "h264", 0), clip_of(tmp_path, "h264", 1)
+    opener, clip, other = NvdecOpener(device), clip_of(tmp_path, "h264", 0), clip_of(tmp_path, "h264", 1)
     one, two = (opener.for_camera()("h264", stream.handle, SIZE) for _ in range(2))
-    for number, packet in enumerate(packets):
+    made: list[Plane] = []
+    for number, (packet, pts) in enumerate(clip.packets):
         with suppress(PacketRefused):
-            two.decode((damaged_packet(other[number]), bytes(range(7, 107)) * 9)[number % 2], number)
-        (surface,) = one.decode(packet, number)
-        assert np.array_equal(on_host(device, surface, stream), right[number]), number
+            two.decode((damaged_packet(other.packets[number][0]), bytes(range(7, 107)) * 9)[number % 2], pts)
+        made += [on_host(device, surface, stream) for surface in one.decode(packet, pts)]
+    assert_right(made, clip)
     one.close()
     two.close()
 

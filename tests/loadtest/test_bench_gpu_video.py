@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.bench.gpu.video.__main__ import parse_arguments
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
 from loadtest.bench.gpu.video.fleet import (
     DECODERS_FULL,
@@ -252,6 +253,13 @@ def test_incomplete_run_has_a_page_and_an_empty_one_a_sentence(
     assert "round 1 ended before 8 streams: no answer." in page
     assert page.endswith("Nothing.\n")
     assert json.loads((tmp_path / JSON_FILE).read_text())["results"][0]["measure"] == "streams_720p30_h264"
+
+
+def test_short_run_is_one_window_of_the_target() -> None:
+    """One round and one number of streams, unless the command line has others."""
+    chosen = parse_arguments(["--short", "--tries", "2"])
+    assert (chosen.rounds, chosen.tries, chosen.seconds) == ([1], 2, 5.0)
+    assert parse_arguments([]).rounds == [1, 2, 3]
 
 
 def test_detectors_take_one_kind_of_camera() -> None:

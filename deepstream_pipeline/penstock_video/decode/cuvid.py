@@ -9,9 +9,6 @@ from collections.abc import Callable
 from ctypes import c_int, c_longlong, c_short, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock_video.errors import NeedsCpu
 
 LIBRARY = "libnvcuvid.so.1"
@@ -24,9 +21,9 @@ _CLOCK_HZ = 1000
 _DAMAGED = (8, 9)  # cuvidDecodeStatus: an error, concealed or not
 
 PICTURE_BYTES = 4280  # CUVIDPICPARAMS, of whose 4-byte integers:
-_CURRENT = 2  # CurrPicIdx
+CURRENT = 2  # CurrPicIdx
 _INTRA = 15  # intra_pic_flag
-_REFERENCES = {"h264": slice(72, 72 + 16 * 7, 7), "hevc": slice(109, 109 + 16)}  # dpb[].PicIdx; RefPicIdx[]
+REFERENCES = {"h264": slice(72, 72 + 16 * 7, 7), "hevc": slice(109, 109 + 16)}  # dpb[].PicIdx; RefPicIdx[]
 
 
 class Caps(ctypes.Structure):
@@ -173,11 +170,17 @@ class PictureFormat(NamedTuple):
     area: tuple[int, int, int, int]
     surfaces: int
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of what is shown."""
+        left, top, right, bottom = self.area
+        return right - left, bottom - top
+
 
 class CuvidFailed(Exception):
     """A call of the driver's video library failed with a CUDA error code."""
 
-    def __init__(self, function: str, code: int) -> None:
+    def __init__(self, function: str, code: int | str) -> None:
         super().__init__(f"{function} answers {code}")
         self.code = code
 
@@ -194,23 +197,20 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuvidMapVideoFrame64": (c_void_p, c_int, c_void_p, c_void_p, c_void_p),
     "cuvidUnmapVideoFrame64": (c_void_p, ctypes.c_ulonglong),
 }
+# Called for every picture, for microseconds: to release the GIL and take it again costs more with many cameras.
+_WITH_GIL = ("cuvidParseVideoData", "cuvidDecodePicture", "cuvidGetDecodeStatus", "cuvidUnmapVideoFrame64")
 _CALLBACK = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)
 
 
 class Cuvid:
-    """The library. Its calls release the GIL, need the thread's CUDA context, and raise CuvidFailed."""
+    """The library. Its calls need the thread's CUDA context, and raise CuvidFailed. Those that wait release the GIL."""
 
     def __init__(self, library: Any = None) -> None:
         """library: an object with the functions; None for the driver's. Raises NeedsCpu if there is none."""
         if library is None:
-            try:
-                library = ctypes.CDLL(LIBRARY)
-            except OSError as error:
-                raise NeedsCpu(f"NVIDIA's {LIBRARY} is not here ({error}): install the driver's video part") from None
-            for name, arguments in _FUNCTIONS.items():
-                function = getattr(library, name)
-                function.argtypes, function.restype = arguments, c_int
-        self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
+            self._functions = _functions()
+        else:
+            self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls one function."""
@@ -234,6 +234,18 @@ class Cuvid:
             "height_max": caps.height_max,
             "mb_num_max": caps.blocks_max,
         }
+
+
+def _functions() -> dict[str, Any]:
+    try:
+        waiting, quick = ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY)
+    except OSError as error:
+        raise NeedsCpu(f"NVIDIA's {LIBRARY} is not here ({error}): install the driver's video part") from None
+    found: dict[str, Any] = {}
+    for name, arguments in _FUNCTIONS.items():
+        found[name] = function = getattr(quick if name in _WITH_GIL else waiting, name)
+        function.argtypes, function.restype = arguments, c_int
+    return found
 
 
 class ParserEvents(NamedTuple):
@@ -325,25 +337,6 @@ class Parser:
 def is_intra(picture: int) -> bool:
     """Whether it refers to no other picture. picture: address of a CUVIDPICPARAMS."""
     return bool(c_int.from_address(picture + 4 * _INTRA).value)
-
-
-class PictureIndices:
-    """Moves a picture's indices by a base, so that two streams use disjoint surfaces of one decoder."""
-
-    def __init__(self, codec: str, base: int) -> None:
-        self.base = base
-        self._copy: npt.NDArray[np.int32] = np.zeros(PICTURE_BYTES // 4, np.int32)
-        self._references = self._copy[_REFERENCES[codec]]
-        self._address = self._copy.ctypes.data
-
-    def moved(self, address: int) -> int:
-        """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call."""
-        if not self.base:
-            return address
-        ctypes.memmove(self._address, address, PICTURE_BYTES)
-        self._copy[_CURRENT] += self.base
-        np.add(self._references, self.base, out=self._references, where=self._references >= 0)
-        return self._address
 
 
 class MappedPicture(NamedTuple):

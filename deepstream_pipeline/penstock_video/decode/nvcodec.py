@@ -9,7 +9,7 @@ import numpy as np
 from penstock_video.decode.bitstream import headers_of
 from penstock_video.decode.codec import PacketRefused
 from penstock_video.decode.cuvid import OUT_OF_MEMORY, Cuvid, CuvidFailed, Parser, ParserEvents, PictureFormat, is_intra
-from penstock_video.decode.pairing import OUTPUTS, DecoderPool, Lane, NvdecBusy
+from penstock_video.decode.pairing import OUTPUTS, DecoderPool, Lane
 from penstock_video.decode.verification import HostPicture, PictureCheck, Verdict
 from penstock_video.errors import GpuFull, NeedsCpu
 from penstock_video.gpu.device import Device, DeviceBlock
@@ -77,6 +77,10 @@ class NvdecOpener:
     def for_camera(self) -> "NvdecOpener":
         """One for another camera, with the same pool."""
         return NvdecOpener(self.device, self.pool)
+
+    def may_join(self, codec: str, size: tuple[int, int]) -> bool:
+        """Whether the camera probably shares a decoder that exists."""
+        return not self.is_alone and self.pool.has_room(codec, size)
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         """A decoder on the GPU of the thread's context. Raises NeedsCpu."""
@@ -146,6 +150,7 @@ class _Nvdec:
         finally:
             self._parser = None
             if self._lane is not None:
+                self._lane.end_turn()
                 self._lane.close()
                 if self._opener.lane is self._lane:  # not of a decoder that was opened meanwhile
                     self._opener.lane = None
@@ -156,10 +161,6 @@ class _Nvdec:
         try:
             self._let_go()
             parse()
-        except NvdecBusy as error:
-            raise GpuFull(
-                f"NVDEC is full: {error}; give it fewer cameras, or with decoder: auto the CPU takes the rest"
-            ) from None
         except CuvidFailed as error:
             if self._lane is None and error.code == OUT_OF_MEMORY:
                 raise GpuFull(_FULL) from None
@@ -167,6 +168,9 @@ class _Nvdec:
                 raise NeedsCpu(f"NVDEC does not take this stream ({error})") from None
             self._opener.is_alone = True  # it may be this stream's fault: its next decoder has no other stream
             raise PacketRefused(f"NVDEC: {error}", is_fatal=True) from None
+        finally:
+            if self._lane is not None:
+                self._lane.end_turn()
         return self._surfaces
 
     def _on_format(self, found: PictureFormat) -> int:
@@ -194,10 +198,8 @@ class _Nvdec:
             self._mapped.append(address)
         else:
             address = self._copied(lane, picture.address, picture.pitch * lines * 3 // 2)
-        left, top, right, bottom = found.area
         chroma = address + picture.pitch * lines
-        size = right - left, bottom - top
-        self._surfaces.append(Surface(stamp, address, chroma, picture.pitch, *size, picture.is_damaged))
+        self._surfaces.append(Surface(stamp, address, chroma, picture.pitch, *found.size, picture.is_damaged))
 
     def _verify(self, lane: Lane, data: bytes, stamp: int, surfaces: list[Surface]) -> None:
         """Compares the first pictures beside another stream with software decoding. Raises PacketRefused if they

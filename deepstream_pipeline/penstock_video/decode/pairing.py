@@ -2,41 +2,44 @@
 
 The driver allows a number of decoders a card (288 on an H200), which a card with fast video engines reaches before its
 engines are busy. Each stream has its own parser and its own half of the decoder's surfaces. On an H200 (driver 580)
-every picture of two, three and four H.264 streams was right where their surfaces were 16 together at most, with
-B-frames and several slices, too. With 20 and more, and with any two HEVC streams, pictures were wrong without an error.
-Therefore `verification` compares the first pictures of streams that share.
+every picture of two streams was right where their surfaces were 16 together at most, of H.264 and HEVC, with B-frames,
+several references and slices, too. With 20 and more, pictures were wrong without an error. Therefore `verification`
+compares the first pictures of streams that share.
 """
 
+import ctypes
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock_video.decode.cuvid import (
     CHROMA_420,
+    CURRENT,
+    PICTURE_BYTES,
+    REFERENCES,
     Cuvid,
     CuvidFailed,
     HardwareDecoder,
     MappedPicture,
     PictureFormat,
-    PictureIndices,
 )
 
 STREAMS = 2  # a decoder
-SHARED_CODEC = "h264"
 MOST_SHARED_SURFACES = 8  # of a stream that shares: its reference pictures, those that wait to be shown, and one
 MOST_WRONG = 3  # streams of a codec and size whose pictures were wrong
-FULL_WAIT_S, WAITS = 0.025, 512  # mean wait for a picture at which NVDEC is full, over about so many pictures
+TURN_S = 5.0  # for the other stream's picture, which takes milliseconds
 OUTPUTS = 2  # mapped pictures of a stream
 
 
 def may_share(one: PictureFormat) -> bool:
-    """Whether a stream with such pictures may share a decoder: H.264, 4:2:0, 8 bit, few reference pictures."""
-    is_plain = (one.codec, one.chroma, one.bit_depth) == (SHARED_CODEC, CHROMA_420, 8)
-    return is_plain and one.surfaces <= MOST_SHARED_SURFACES
+    """Whether a stream with such pictures may share a decoder: 4:2:0, 8 bit, few reference pictures."""
+    return one.chroma == CHROMA_420 and one.bit_depth == 8 and one.surfaces <= MOST_SHARED_SURFACES
 
 
 def may_pair(one: PictureFormat, other: PictureFormat) -> bool:
@@ -45,35 +48,6 @@ def may_pair(one: PictureFormat, other: PictureFormat) -> bool:
         other.codec, other.chroma, other.bit_depth, other.coded,
     )  # fmt: skip
     return is_alike and may_share(one) and may_share(other) and one.surfaces <= other.surfaces
-
-
-class WaitMeter:
-    """Mean time that a stream waits for a picture: once NVDEC has more pictures than it decodes, it approaches the
-    cameras' frame interval."""
-
-    def __init__(self) -> None:
-        self.mean_s, self._count = 0.0, 0
-
-    def note(self, wait_s: float) -> None:
-        """Adds one picture's."""
-        self._count += 1
-        self.mean_s += (wait_s - self.mean_s) / min(self._count, WAITS)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether another stream would make all late."""
-        return self._count >= WAITS and self.mean_s >= FULL_WAIT_S
-
-    def forget(self) -> None:
-        """Begins anew."""
-        self.mean_s, self._count = 0.0, 0
-
-
-class NvdecBusy(Exception):
-    """NVDEC has no time for another stream. wait_s: mean wait for a picture."""
-
-    def __init__(self, wait_s: float) -> None:
-        super().__init__(f"a picture waits {wait_s * 1000:.0f} ms for its decoder")
 
 
 class PictureDecoder(Protocol):
@@ -93,25 +67,53 @@ NewDecoder = Callable[[Cuvid, PictureFormat, int, int], PictureDecoder]
 
 @dataclass(eq=False)
 class SharedDecoder:
-    """A decoder and its streams. free: first surface of each unused half. joined: streams that ever used it."""
+    """A decoder and its streams. free: first surface of each unused half. held: PictureIndices.held by first surface.
+    joined: streams that ever used it."""
 
     decoder: PictureDecoder
     like: PictureFormat
     free: list[int]
+    held: dict[int, tuple[int, ...]] = field(default_factory=dict)
     streams: int = 0
     joined: int = 0
     is_suspect: bool = False  # a call of it failed: it gets no more streams
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class PictureIndices:
+    """Moves a picture's indices by a base, so that two streams use disjoint surfaces of one decoder. held: surfaces to
+    which the stream's next pictures may refer, moved."""
+
+    def __init__(self, codec: str, base: int) -> None:
+        self._base, self._is_forgetful = base, codec == "hevc"
+        self._copy: npt.NDArray[np.int32] = np.zeros(PICTURE_BYTES // 4, np.int32)
+        self._references = self._copy[REFERENCES[codec]]
+        self._address = self._copy.ctypes.data
+        self.held: tuple[int, ...] = ()
+
+    def moved(self, address: int, others: Sequence[int]) -> int:
+        """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call. others: `held` of the
+        decoder's other stream. The decoder forgets what an HEVC picture does not name, so they are named, unused."""
+        ctypes.memmove(self._address, address, PICTURE_BYTES)
+        self._copy[CURRENT] += self._base
+        np.add(self._references, self._base, out=self._references, where=self._references >= 0)
+        if self._is_forgetful:
+            used = self._references[self._references >= 0].tolist()
+            unused = np.flatnonzero(self._references < 0)[: len(others)]
+            self._references[unused] = others[: unused.size]
+            self.held = (*used, int(self._copy[CURRENT]))
+        return self._address
+
+
 class Lane:
-    """A stream's part of a decoder. For one thread."""
+    """A stream's part of a decoder. For one thread. A decoder has one stream's picture at a time, from its decoding to
+    its mapping: with two, an H200 was measured to show one before it was decoded."""
 
     def __init__(self, pool: "DecoderPool", shared: SharedDecoder, base: int) -> None:
         self.like, self.surfaces = shared.like, shared.like.surfaces
         self._pool, self._shared, self._base = pool, shared, base
         self._indices = PictureIndices(shared.like.codec, base)
-        self._is_open = True
+        self._is_open, self._has_turn = True, False
 
     @property
     def is_shared(self) -> bool:
@@ -125,20 +127,27 @@ class Lane:
 
     def decode(self, picture: int) -> None:
         """picture: address of a CUVIDPICPARAMS. Raises CuvidFailed."""
-        with self._suspected(), self._shared.lock:
-            self._shared.decoder.decode(self._indices.moved(picture))
+        shared = self._shared
+        with self._turn():
+            others = [index for base, held in shared.held.items() if base != self._base for index in held]
+            shared.decoder.decode(self._indices.moved(picture, others))
+            shared.held[self._base] = self._indices.held
 
     def map(self, index: int, stream: int) -> MappedPicture:
         """See HardwareDecoder.map. index: of the stream's parser."""
-        began_s = time.perf_counter()
-        with self._suspected():
-            mapped = self._shared.decoder.map(self._base + index, stream)
-        self._pool.waits.note(time.perf_counter() - began_s)
-        return mapped
+        with self._turn():
+            return self._shared.decoder.map(self._base + index, stream)
 
     def unmap(self, address: int) -> None:
         """See HardwareDecoder.unmap."""
-        self._shared.decoder.unmap(address)
+        with self._turn():
+            self._shared.decoder.unmap(address)
+
+    def end_turn(self) -> None:
+        """Lets the other stream use the decoder."""
+        if self._has_turn:
+            self._has_turn = False
+            self._shared.lock.release()
 
     def close(self) -> None:
         """Frees the decoder with its last stream. A second call does nothing."""
@@ -147,9 +156,12 @@ class Lane:
             self._pool.leave(self._shared, self._base)
 
     @contextmanager
-    def _suspected(self) -> Iterator[None]:
-        """After a failure the decoder gets no other stream."""
+    def _turn(self) -> Iterator[None]:
+        """Holds the decoder until `end_turn`. If a call fails, the decoder gets no other stream."""
         try:
+            if not self._has_turn and not self._shared.lock.acquire(timeout=TURN_S):
+                raise CuvidFailed("the decoder's other stream", f"not within {TURN_S:g} s")
+            self._has_turn = True
             yield
         except CuvidFailed:
             self._shared.is_suspect = True
@@ -164,7 +176,6 @@ class DecoderPool:
         self._lock = threading.Lock()
         self._decoders: list[SharedDecoder] = []
         self._wrong: Counter[tuple[str, tuple[int, int]]] = Counter()
-        self.waits = WaitMeter()
 
     def __len__(self) -> int:
         """Decoders now."""
@@ -172,12 +183,8 @@ class DecoderPool:
 
     def lane(self, like: PictureFormat, *, is_alone: bool) -> Lane:
         """A part of a decoder that has room, or of a new one. is_alone: of one that is not shared. Raises
-        CuvidFailed, NvdecBusy."""
+        CuvidFailed."""
         with self._lock:
-            if not self._decoders:
-                self.waits.forget()
-            if self.waits.is_full:
-                raise NvdecBusy(self.waits.mean_s)
             is_alone = is_alone or not may_share(like) or self._wrong[like.codec, like.coded] >= MOST_WRONG
             shared = None if is_alone else self._with_room(like)
             if shared is None:
@@ -185,10 +192,19 @@ class DecoderPool:
             shared.streams, shared.joined = shared.streams + 1, shared.joined + 1
             return Lane(self, shared, shared.free.pop(0))
 
+    def has_room(self, codec: str, size: tuple[int, int]) -> bool:
+        """Whether a decoder of such pictures, (width, height), probably takes another stream."""
+        with self._lock:
+            return any(
+                one.free and not one.is_suspect and one.like.codec == codec and one.like.size == size
+                for one in self._decoders
+            )
+
     def leave(self, shared: SharedDecoder, base: int) -> None:
         """By the lane alone."""
         with self._lock:
             shared.streams -= 1
+            shared.held.pop(base, None)
             shared.free.append(base)
             if shared.streams:
                 return

@@ -197,6 +197,7 @@ class SharedGpu:
         try:
             parent_link = ParentLink(link, start)
             opener = card.opener.for_camera()
+            opener.is_alone = _is_at_full_speed(start)  # two would take turns
             codecs = NvdecCodecs(_in_turn(card, opener, parent_link), stream.handle)
             slots = lambda ring, start: DeviceSlotWriter(device, ring, start)  # noqa: E731
             tools = Tools(codecs, slots, time.thread_time, lambda: opener.sharing)
@@ -220,16 +221,17 @@ class SharedGpu:
             return self._open
 
 
-def _in_turn(card: _OpenGpu, opener: OpenNvCodec, link: ParentLink) -> OpenNvCodec:
+def _in_turn(card: _OpenGpu, opener: NvdecOpener, link: ParentLink) -> OpenNvCodec:
     """Opens decoders in turns. A lost GPU is no fault of the stream, which then needs a new process, not the CPU."""
 
     def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         try:
-            return MadeInTurn(opener(codec, stream, size), card.turns, link.attend)
+            decoder = opener(codec, stream, size)
         except NeedsCpu as refusal:
             if card.device.is_lost():
                 raise GpuFailed(refusal.message) from refusal
             raise
+        return decoder if opener.may_join(codec, size) else MadeInTurn(decoder, card.turns, link.attend)
 
     return open_codec
 

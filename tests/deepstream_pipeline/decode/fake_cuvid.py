@@ -111,6 +111,7 @@ class FakeDecoder:
     info: dict[str, int]
     surfaces: list[Picture | None]
     mapped: dict[int, Plane] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
 
 
 class FakeCuvid:
@@ -179,10 +180,13 @@ class FakeCuvid:
         decoder = self.decoders[handle.value or 0]
         params = np.ctypeslib.as_array((ctypes.c_int32 * (cuvid.PICTURE_BYTES // 4)).from_address(address))
         picture = self._pictures[params[6]]
-        found = [params[place] for place in _REFERENCES[_NAMES[decoder.info["codec"]]] if params[place] >= 0]
-        if [decoder.surfaces[one] for one in found] != ([picture.before] if picture.before else []):
+        codec, index = _NAMES[decoder.info["codec"]], int(params[2])
+        named = {int(params[place]) for place in _REFERENCES[codec] if params[place] >= 0}
+        usable = named & decoder.known if codec == "hevc" else named  # it forgets what a picture does not name
+        if picture.before is not None and picture.before not in [decoder.surfaces[one] for one in usable]:
             picture.content = 255 - picture.content
-        decoder.surfaces[params[2]] = picture
+        decoder.known = (decoder.known & named) | {index}
+        decoder.surfaces[index] = picture
         return 0
 
     def _MapVideoFrame64(self, handle: ctypes.c_void_p, index: int, address: int, pitch: int, params: int) -> int:

@@ -53,6 +53,10 @@ class FakeOpener:
         """The same: its decoders are counted together."""
         return self
 
+    def may_join(self, codec: str, size: tuple[int, int]) -> bool:
+        """None is shared."""
+        return False
+
     @property
     def sharing(self) -> DecoderSharing:
         """None of its decoders is shared."""

@@ -10,9 +10,9 @@ import pytest
 
 from penstock_video.decode import cuvid, pairing, verification
 from penstock_video.decode.codec import PacketRefused
-from penstock_video.decode.cuvid import Cuvid, PictureFormat, PictureIndices
+from penstock_video.decode.cuvid import Cuvid, CuvidFailed, PictureFormat
 from penstock_video.decode.nvcodec import NvdecOpener, Surface
-from penstock_video.decode.pairing import DecoderPool, may_pair
+from penstock_video.decode.pairing import DecoderPool, PictureIndices, may_pair
 from penstock_video.decode.verification import nv12_of
 from penstock_video.errors import GpuFull, NeedsCpu
 from penstock_video.gpu.device import Device
@@ -105,16 +105,19 @@ def test_layouts_are_those_of_the_header_files() -> None:
 
 @pytest.mark.parametrize(("codec", "first", "step"), [("h264", 72, 7), ("hevc", 109, 1)])
 def test_indices_of_a_picture_and_of_its_references_are_moved(codec: str, first: int, step: int) -> None:
-    """By the base of the stream's half; unused references stay -1, and the original stays as it is."""
+    """By the base of the stream's half; the original stays as it is. The other stream's pictures are named for HEVC."""
     picture = np.full(cuvid.PICTURE_BYTES // 4, -1, np.int32)
     picture[2], picture[first], picture[first + 15 * step] = 3, 0, 2
     before = picture.copy()
     indices = PictureIndices(codec, 5)
-    moved = np.frombuffer(ctypes.string_at(indices.moved(picture.ctypes.data), cuvid.PICTURE_BYTES), np.int32)
+    moved = np.frombuffer(ctypes.string_at(indices.moved(picture.ctypes.data, [1, 4]), cuvid.PICTURE_BYTES), np.int32)
     after = before.copy()
     after[[2, first, first + 15 * step]] = 8, 5, 7
+    if codec == "hevc":
+        after[[first + 1, first + 2]] = 1, 4
     assert np.array_equal(moved, after)
     assert np.array_equal(picture, before)
+    assert indices.held == ((5, 7, 8) if codec == "hevc" else ())
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
@@ -200,7 +203,7 @@ LIKE = PictureFormat("h264", 1, 8, (1280, 720), (0, 0, 1280, 720), 4)
         (LIKE._replace(surfaces=3), True),
         (LIKE._replace(surfaces=5), False),  # the half that is left has four
         (LIKE._replace(surfaces=pairing.MOST_SHARED_SURFACES + 1), False),
-        (LIKE._replace(codec="hevc"), False),
+        (LIKE._replace(codec="hevc"), False),  # one decoder has one codec
         (LIKE._replace(coded=(1280, 736)), False),
         (LIKE._replace(area=(0, 0, 1280, 718)), True),
         (LIKE._replace(bit_depth=10), False),
@@ -212,24 +215,24 @@ def test_streams_share_a_decoder_if_their_pictures_are_alike(other: PictureForma
     assert may_pair(other, LIKE) is is_paired
 
 
-def test_hevc_streams_do_not_share() -> None:
-    """A card was measured to give wrong pictures of them."""
-    assert not may_pair(LIKE._replace(codec="hevc"), LIKE._replace(codec="hevc"))
-
-
-def test_two_cameras_take_turns_at_one_decoder(card: Card, clips: tuple[list[bytes], list[bytes]]) -> None:
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_two_cameras_take_turns_at_one_decoder(card: Card, tmp_path: Path, codec: str) -> None:
     """All pictures of both are right; a third camera gets another decoder, and the last of two frees theirs."""
-    one, two = card.camera(), card.camera()
+    (tmp_path / "other").mkdir()
+    clips = annex_b_packets(tmp_path, codec), annex_b_packets(tmp_path / "other", codec, first=7)
+    one, two = card.camera(codec), card.camera(codec)
     for number, packets in enumerate(zip(*clips, strict=True)):
         one.give(packets[0], number)
+        assert card.opener.may_join(codec, SIZE) is (number == 0)
         two.give(packets[1], number)
     assert len(card.library.decoders) == 1
     assert one.opener.sharing is two.opener.sharing is DecoderSharing.SHARED
     for camera, packets in ((one, clips[0]), (two, clips[1])):
-        assert_right(camera, packets)
-    three = card.camera()
+        assert_right(camera, packets, codec)
+    three = card.camera(codec)
     three.give(clips[0][0], 0)
     assert len(card.library.decoders) == 2
+    assert not card.opener.may_join(codec, (640, 360))
     one.decoder.close()
     three.decoder.close()
     assert len(card.library.decoders) == 1
@@ -263,7 +266,7 @@ def test_wrong_pictures_of_a_shared_decoder_are_found(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The camera says it in one line and gets a decoder of its own; the partner is right in the shared one."""
-    monkeypatch.setattr(PictureIndices, "moved", lambda self, address: address)  # both use the same surfaces
+    monkeypatch.setattr(PictureIndices, "moved", lambda self, address, others: address)  # both use the same surfaces
     monkeypatch.setattr(DecoderPool, "_new", _with_one_base)
     one, two = card.camera(), card.camera()
     one.give(clips[0][0], 0)
@@ -330,21 +333,22 @@ def test_damaged_stream_that_cannot_be_compared_is_alone(
     assert two.opener.is_alone
 
 
-def test_stream_beyond_what_nvdec_decodes_is_refused(
-    card: Card, clips: tuple[list[bytes], list[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the measured wait for pictures, which the reason has; the first one after all have left is taken again."""
-    monkeypatch.setattr(pairing, "WAITS", 3)
-    one = card.camera()
-    for number, packet in enumerate(clips[0][:5]):
-        one.give(packet, number)
-    assert not card.opener.pool.waits.is_full
-    for _ in range(9):
-        card.opener.pool.waits.note(0.04)
-    with pytest.raises(GpuFull, match=r"NVDEC is full: a picture waits \d\d ms for its decoder; give it fewer cameras"):
-        card.camera().give(clips[1][0], 0)
-    one.decoder.close()
-    assert card.camera().give(clips[1][0], 0)
+def test_decoder_has_one_streams_picture_at_a_time(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its decoding to its mapping; a stream whose partner does not end gives up, and the decoder gets no other."""
+    monkeypatch.setattr(pairing, "TURN_S", 0.01)
+    pool = card.opener.pool
+    one, two = (pool.lane(LIKE, is_alone=False) for _ in range(2))
+    monkeypatch.setattr(pairing.HardwareDecoder, "decode", lambda self, picture: None)
+    picture = np.full(cuvid.PICTURE_BYTES // 4, -1, np.int32)
+    one.decode(picture.ctypes.data)
+    with pytest.raises(CuvidFailed, match="the decoder's other stream answers not within"):
+        two.decode(picture.ctypes.data)
+    one.end_turn()
+    two.decode(picture.ctypes.data)
+    two.end_turn()
+    two.close()
+    assert not pool.has_room("h264", LIKE.size)
+    one.close()
 
 
 def test_wrong_pictures_of_several_cameras_end_all_sharing_of_that_size(card: Card) -> None:

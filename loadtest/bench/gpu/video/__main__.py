@@ -112,9 +112,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )  # fmt: skip
     environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
     parser.add_argument("--engine-environment", type=Path, default=Path(environment), metavar="DIR", help="of Triton")
+    if parser.parse_args(arguments).short:
+        parser.set_defaults(**_SHORT)
     chosen = parser.parse_args(arguments)
-    if chosen.short:
-        vars(chosen).update(_SHORT)
     chosen.only = chosen.only or (PARTS if chosen.is_gpu else ("streams",))
     chosen.decoder = "nvdec" if chosen.is_gpu else "cpu"
     chosen.model = chosen.model or ("" if chosen.is_gpu else _MINIATURE)
