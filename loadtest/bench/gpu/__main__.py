@@ -59,6 +59,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]")
     add("--forms", type=chosen_of(tuple(FORMS)), default=("fused",), metavar="FORM,…", help=_FORMS_HELP)
     add("--memory", type=chosen_of(MEMORIES), default=MEMORIES, metavar="KIND,…", help="of their inputs [cuda,system]")
+    add("--in-flight", type=int, choices=(1, 2), default=1, help="of raw's and served's model: batches-in-flight [1]")
     add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
@@ -136,7 +137,9 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
         chart = ChartPlan(name, options.clients, batched, options.threads, CHARTS[name])
         found[name] = partial(measure_chart, bench, chart, source)
     if engine:
-        raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine, options.forms, options.memory)
+        raw = EnginePlan(
+            tuple(options.processes), tuple(options.batch), engine, options.forms, options.memory, options.in_flight
+        )
         found[RAW_AND_SERVED] = lambda: measure_engine(bench, raw, source)
     if "jpeg" in options.only:
         found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, plan, pictures))

@@ -150,7 +150,7 @@ RAW_START_S = 0.3
 class EnginePlan:
     """processes: how many at once, a point each. batches: rows a request. parts: raw, served or both.
 
-    forms: of FORMS, a model each. memories: cuda, system or both.
+    forms: of FORMS, a model each. memories: cuda, system or both. in_flight: batches of an instance.
     """
 
     processes: tuple[int, ...]
@@ -158,6 +158,7 @@ class EnginePlan:
     parts: tuple[str, ...]
     forms: tuple[str, ...] = ("fused",)
     memories: tuple[str, ...] = ("cuda", "system")
+    in_flight: int = 1
 
 
 FORMS = {"plain": (("fuse", "0"),), "fused": (), "compiled": (("compiler", "aot-inductor"),)}  # parameters, by name
@@ -231,7 +232,11 @@ class _Rooms:
         for form, names in self._names.items():
             for name in names:
                 variant = Variant(
-                    name, max_batch_size=max(engine.batches), buckets=engine.batches, parameters=FORMS[form]
+                    name,
+                    max_batch_size=max(engine.batches),
+                    buckets=engine.batches,
+                    in_flight=engine.in_flight,
+                    parameters=FORMS[form],
                 )
                 write_variant(self._source, repository, variant, is_gpu=plan.is_gpu)
             if "raw" in engine.parts:
@@ -246,6 +251,7 @@ class _Rooms:
             self._make_lanes(stack, self._triton)
         for workers in self._raw.values():
             workers.wait()
+        self._bench.ledger.facts["raw and served, batches in flight"] = engine.in_flight
         self._bench.ledger.facts["raw and served ready after s"] = round(time.monotonic() - began_s, 1)
 
     def _make_lanes(self, stack: ExitStack, triton: BenchTriton) -> None:
