@@ -204,6 +204,25 @@ def test_rows_that_only_change_their_order_are_right_and_other_rows_are_not(
 
 
 @pytest.mark.parametrize(
+    ("factor", "remark"),
+    [(1.0, ""), (1.5, "output 'y' in fp32 answers noise 50% otherwise than in FP32"), (float("nan"), "with NaN than")],
+)
+def test_precision_that_answers_far_from_fp32_is_remarked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, remark: str
+) -> None:
+    """It serves: noise is no picture."""
+    monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
+    save(small_resnet(), images(2), tmp_path / "model.pt2")
+    spec = spec_of([10])
+    module = prepared_module(tmp_path / "model.pt2", spec, CPU)
+    found = trial.precision_remark(
+        lambda image: module(image) * factor, spec, CPU, reference_answers(module, spec, CPU)
+    )
+    assert found.startswith(remark) if "noise" in remark else remark in found
+    assert bool(found) is bool(remark)
+
+
+@pytest.mark.parametrize(
     ("made", "why"),
     [(None, ""), (RuntimeError("no compiler\nadvice"), "no compiler"), (1.5, "they answer [0-9.]+% otherwise")],
 )

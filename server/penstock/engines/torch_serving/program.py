@@ -17,6 +17,7 @@ from .trial import (
     ReferenceAnswers,
     compare_with_reference,
     fused_where_right,
+    precision_remark,
     reference_answers,
     why_not_right,
 )
@@ -83,11 +84,12 @@ def load_program(path: Path, spec: EngineSpec, device: Any, report: Report = lam
         trial = _compared(module, spec, device, truth, sms)
     if not spec.is_fused:
         return Loaded(_TupleProgram(module, len(spec.outputs)), "off", trial=trial)
+    remark = precision_remark(module, spec, device, right) if right is not None else ""
     compiled = _compiled(module, path, spec, device, right, report)
     if compiled.is_fused:
-        return Loaded(_TupleProgram(compiled.module, len(spec.outputs)), "aot-inductor", trial=trial)
+        return Loaded(_TupleProgram(compiled.module, len(spec.outputs)), "aot-inductor", remark, trial)
     fused = fused_where_right(module, spec, device, right)
-    notes = "; ".join(filter(None, (compiled.note, fused.note)))
+    notes = "; ".join(filter(None, (compiled.note, fused.note, remark)))
     program = _TupleProgram(fused.module, len(spec.outputs))
     return Loaded(program, "cudnn" if fused.is_fused else "fold", notes, trial)
 

@@ -174,6 +174,23 @@ def fused_where_right(module: Any, spec: EngineSpec, device: Any, truth: Referen
     return FusionResult(fused, is_fused=True)
 
 
+def precision_remark(module: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers) -> str:
+    """For the user, if the unfused program in its precision is far from FP32; else empty."""
+    rows = len(truth.rows[0]) if spec.max_batch_size else 1
+    answers = answers_of(module, sample_of(spec, device, truth.rows, rows))
+    for one, right, answer in zip(spec.outputs, truth.answers, answers, strict=True):
+        off = largest_difference(right, answer) if right.dtype.is_floating_point else None
+        if off is None or off <= _MAX_PRECISION_DIFFERENCE:
+            continue
+        if math.isnan(off) or _order_free_difference(right, answer.cpu()) > MAX_FUSED_DIFFERENCE:
+            how = "with NaN" if math.isnan(off) else f"{off:.0%} otherwise"
+            return (
+                f"output '{one.name}' in {spec.precision.value} answers noise {how} than in FP32: compare its answers "
+                "to pictures, or say precision: fp32 or bf16"
+            )
+    return ""
+
+
 def why_not_right(module: Any, candidate: Any, spec: EngineSpec, device: Any, truth: ReferenceAnswers | None) -> str:
     """Why the candidate does not compute what the module computes, at some bucket; empty if it does."""
     try:
