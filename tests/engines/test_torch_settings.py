@@ -326,6 +326,14 @@ def test_memory_in_no_shared_region_is_left_alone() -> None:
     assert driver.locked == []
 
 
+def test_addresses_outside_of_shared_memory_cost_one_look_at_the_mappings_a_pause() -> None:
+    """Reading the mappings takes milliseconds, and a gateway's tensors may lie in its own memory."""
+    driver = Driver(lines((0x1000, 0x2000, REGION)))
+    regions = PinnedRegions(driver.lock, driver.unlock, driver.maps, pause_s=3600)
+    assert [regions.pin(0x9000), regions.pin(0xA000)] == [False, False]
+    assert driver.read == 1
+
+
 def test_process_that_only_looks_at_a_configuration_does_not_import_torch() -> None:
     """Triton starts one for each model, and PyTorch takes seconds."""
     asked = "import sys, penstock.engines.torch_serving.instance as _; sys.exit('torch' in sys.modules)"

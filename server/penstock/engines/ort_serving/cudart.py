@@ -17,6 +17,7 @@ _NON_BLOCKING = 1  # a stream that does not wait for the default stream
 _ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses say whether they are host or device memory
 _PORTABLE = 1  # page-locked for all GPUs
 _ALREADY_LOCKED = 712
+_PAUSE_S = 1.0  # between two looks at this process's mappings, which take milliseconds
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _EXIT_DELAY_S = 0.5  # lets the answers of the failed requests leave the process
 _BROKEN_CONTEXT_EXIT = 70
@@ -37,8 +38,12 @@ class Regions(Protocol):
         """Whether the address is in page-locked memory now."""
 
 
-# (lock, unlock) → Regions; both get address and size
-NewRegions = Callable[[Callable[[int, int], bool], Callable[[int, int], None]], Regions]
+class NewRegions(Protocol):
+    """Makes Regions. lock, unlock: get address and size. pause_s: see PinnedRegions."""
+
+    def __call__(
+        self, lock: Callable[[int, int], bool], unlock: Callable[[int, int], None], *, pause_s: float
+    ) -> Regions: ...
 
 
 class Cuda(Protocol):
@@ -111,7 +116,7 @@ class CudaRuntime:
             raise CudaUnavailable(f"ONNX Runtime's CUDA library cannot be loaded: {error}") from error
         self.device_id = device_id
         self._device_memory: list[int] = []
-        self._regions = None if regions is None else regions(self._lock_region, self._unlock_region)
+        self._regions = None if regions is None else regions(self._lock_region, self._unlock_region, pause_s=_PAUSE_S)
         try:
             self._open()
         except CudaError as error:

@@ -30,7 +30,7 @@ from .placement import (
     why_no_graph,
 )
 from .rtx_session import InstalledRtx, TensorRtRtx, open_engine
-from .session import CPU_ONLY, ORT_ERRORS, open_session, ort_error_text
+from .session import CPU_ONLY, ORT_ERRORS, SEVERITY_FATAL, open_session, ort_error_text
 
 _MEMORY_SHARE = 0.8  # of the GPU's free memory, for one session
 _PARTLY_ON_CPU = "some of its operators run on the CPU"
@@ -299,7 +299,9 @@ class _GpuOpener:
             stream=cuda.stream,
             memory_limit_bytes=int(cuda.free_bytes() * _MEMORY_SHARE),
         )
+        ort.set_default_logger_severity(SEVERITY_FATAL)  # what fails here is in the facts, by one sentence
         session_options = self._new_options()
+        session_options.log_severity_level = SEVERITY_FATAL
         for name in self._batch_names() if rows is not None else ():
             session_options.add_free_dimension_override_by_name(name, rows)
         session = open_session(attempt.source, session_options, [("CUDAExecutionProvider", options), *CPU_ONLY])

@@ -5,6 +5,7 @@ tensors of a batch usually lie in it one after the other at equal distances, so 
 """
 
 import bisect
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,6 +69,7 @@ class PinnedRegions:
         read: Callable[[], Iterable[str]] = lambda: _OWN_MAPPINGS.read_text().splitlines(),
         *,
         copy: CopyRows = lambda *_: False,
+        pause_s: float = 0.0,  # after an address outside of shared memory, mappings are not read for that time
     ) -> None:
         self._lock = lock
         self._unlock = unlock
@@ -75,6 +77,8 @@ class PinnedRegions:
         self._copy = copy
         self._known: list[Mapping] = []
         self._locked: set[Mapping] = set()
+        self._pause_s = pause_s
+        self._read_again_s = 0.0
 
     def pin(self, address: int) -> bool:
         """Whether the address is in page-locked memory now; False outside of shared memory."""
@@ -98,8 +102,12 @@ class PinnedRegions:
         return bisect.bisect_right(self._known, address, key=lambda mapping: mapping.begin) - 1
 
     def _lock_region(self, address: int) -> bool:
+        now = time.monotonic()
+        if now < self._read_again_s:
+            return False
         mapping = next((one for one in shared_mappings(self._read()) if one.begin <= address < one.end), None)
         if mapping is None:
+            self._read_again_s = now + self._pause_s
             return False
         self._forget(mapping)
         bisect.insort(self._known, mapping)
