@@ -45,10 +45,10 @@ def on_gpu(parameters: dict[str, str] | None = None, **changed: Any) -> EngineSp
 
 
 def test_spec_without_parameters_is_that_of_the_device() -> None:
-    """On a GPU FP16 by CUDA graphs, channels last, buckets of powers of two; on a CPU FP32 and no graphs."""
+    """On a GPU FP16 by CUDA graphs, channels last, six buckets; on a CPU FP32 and no graphs."""
     spec = on_gpu()
     assert (spec.precision, spec.has_cuda_graphs, spec.is_channels_last) == (Precision.FP16, True, True)
-    assert spec.buckets == (1, 2, 4, 8)
+    assert spec.buckets == (1, 2, 3, 4, 6, 8)
     assert (spec.is_fused, spec.is_compiled, spec.file_name) == (True, False, "model.pt2")
     assert on_gpu({"compiler": "aot-inductor"}).is_compiled
     on_cpu = engine_spec(config(), is_gpu=False)
@@ -92,7 +92,7 @@ def test_threads_under_mps_are_the_models_own_setting_or_the_stacks(
 
 
 @pytest.mark.parametrize(
-    ("said", "buckets"), [("4;1;4", (1, 4, 8)), ("8", (8,)), (" 2 ; 8 ", (2, 8)), ("", (1, 2, 4, 8))]
+    ("said", "buckets"), [("4;1;4", (1, 4, 8)), ("8", (8,)), (" 2 ; 8 ", (2, 8)), ("", (1, 2, 3, 4, 6, 8))]
 )
 def test_buckets_are_ascending_and_hold_the_largest_batch(said: str, buckets: tuple[int, ...]) -> None:
     """In any order and twice; max_batch_size is always one."""
@@ -101,7 +101,7 @@ def test_buckets_are_ascending_and_hold_the_largest_batch(said: str, buckets: tu
 
 def test_default_buckets_end_with_the_largest_batch() -> None:
     """Also where it is no power of two, and without a batch dimension."""
-    assert default_buckets(47) == (1, 2, 4, 8, 16, 32, 47)
+    assert default_buckets(47) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 47)
     assert default_buckets(0) == (1,)
 
 

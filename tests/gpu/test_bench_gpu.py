@@ -34,4 +34,4 @@ def test_bench_with_two_clients_measures_every_mode_and_mps_has_its_clients(tmp_
     rows = {(row["mode"], row["clients"]): row for row in report["results"] if row["kind"] == "chart"}
     assert rows.keys() == {(mode, count) for mode in MODES for count in (1, 2)}
     assert all(row["rate"]["median"] > 0 and "util" in row for row in rows.values())
-    assert report["facts"]["chart with MPS clients"] >= 5
+    assert report["facts"]["chart, MPS clients"] >= 5

@@ -23,13 +23,13 @@ def test_many_processes_with_single_rows_are_limited_and_few_are_not(count: int,
 
 
 def test_merged_batches_have_all_threads_beside_limited_clients() -> None:
-    """A batch fills the GPU; of a model with four processes two are enough."""
-    shared = ModelClients("shared", 4, max_rows=64, is_merged=True, is_checked=True)
+    """A batch fills the GPU; of a model with eight processes four are enough."""
+    shared = ModelClients("shared", 8, max_rows=64, is_merged=True, is_checked=True)
     *limited, plan = plan_models([*clients(9), shared], 1, limit=None)
     assert threads(tuple(limited)) == {12.0}
     assert plan.threads == 0.0
     assert plan.line == (
-        "shared: 4 processes, all threads: batches of up to 64 fill the GPU; 2 are enough (count in instance_group)"
+        "shared: 8 processes, all threads: batches of up to 64 fill the GPU; 4 are enough (count in instance_group)"
     )
     assert limited[0].line == (
         "client-00: 1 process, 12 % of the threads each: 9 processes with single rows share the GPU"

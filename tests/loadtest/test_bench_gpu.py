@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 
 from loadtest.bench.gpu.__main__ import main, parse_arguments
 from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun, run_callers
-from loadtest.bench.gpu.chart import ChartPlan
+from loadtest.bench.gpu.chart import MODES, ChartPlan
 from loadtest.bench.gpu.figures import PointLedger, ratios_of, rows_of
 from loadtest.bench.gpu.generators import Schedule, ScheduleRun, run_schedule
 from loadtest.bench.gpu.jpeg import rate_figures, stage_figures
@@ -271,7 +272,9 @@ def test_copies_of_the_model_have_the_instances_and_batches_of_their_mode(tmp_pa
 
 def test_chart_asks_limited_and_unlimited_copies_and_one_batched_model() -> None:
     """Without MPS none is limited; the batched model is alike in both Tritons."""
-    plan = ChartPlan("plain-chart", (1, 2), Variant("batched", 2, 64), 12, (("fuse", "0"),))
+    every = tuple(MODES.values())
+    plan = ChartPlan("plain-chart", (1, 2), Variant("batched", 2, 64), every, 12, (("fuse", "0"),))
+    assert replace(plan, modes=(MODES["none"],)).variants(has_mps=True) == []
     assert ChartPlan("chart", (8, 16), plan.batched).names("limited", 16)[0] == "limited-12-00"
     assert ChartPlan("chart", (8, 16), plan.batched).names("limited", 8)[7] == "limited-25-07"
     without, under = plan.variants(has_mps=False), plan.variants(has_mps=True)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import BATCHED, FORMS, ChartPlan, EnginePlan, measure_chart, measure_engine
+from loadtest.bench.gpu.chart import BATCHED, FORMS, MODES, ChartPlan, EnginePlan, measure_charts, measure_engine
 from loadtest.bench.gpu.figures import RAW_AND_SERVED, PointLedger
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
@@ -48,12 +48,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--settle", type=float, default=0.2, help="seconds before each run that are left out [0.2]")
     add("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
     add("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of the charts")
+    every = tuple(MODES)
+    add("--modes", type=chosen_of(every), default=every, metavar="MODE,…", help=f"of chart: {', '.join(every)} [all]")
+    add("--plain-modes", type=chosen_of(every), default=every, metavar="MODE,…", help="of plain-chart [all]")
     add(
         "--threads", type=int, default=0, metavar="PERCENT", help="of the GPU's for a limited client [0: the planner's]"
     )
     add("--instances", type=int, default=MERGED_PROCESSES, metavar="N", help="of chart's batched model [%(default)s]")
     add("--batch-limit", type=int, default=64, metavar="N", help="rows of chart's batched model [64]")
-    add("--delay-us", type=int, default=250, metavar="US", help="queue delay of chart's batched model [250]")
+    add("--delay-us", type=int, default=0, metavar="US", help="queue delay of chart's batched model [0]")
     add("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
     add("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
     add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]")
@@ -133,9 +136,14 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
     found: dict[str, Callable[[], None]] = {}
     form = {"max_batch_size": options.batch_limit, "delay_us": options.delay_us}
     batched = Variant(BATCHED, options.instances, has_dynamic_batching=True, **form)
-    for name in CHARTS.keys() & set(options.only):
-        chart = ChartPlan(name, options.clients, batched, options.threads, CHARTS[name])
-        found[name] = partial(measure_chart, bench, chart, source)
+    modes = {"chart": options.modes, "plain-chart": options.plain_modes}
+    charts = [
+        ChartPlan(name, options.clients, batched, [MODES[mode] for mode in modes[name]], options.threads, parameters)
+        for name, parameters in CHARTS.items()
+        if name in options.only
+    ]
+    if charts:
+        found[charts[0].part] = partial(measure_charts, bench, charts, source)
     if engine:
         raw = EnginePlan(
             tuple(options.processes), tuple(options.batch), engine, options.forms, options.memory, options.in_flight

@@ -27,26 +27,28 @@ class ChartMode:
     models: str
 
 
-MODES = (
+_MODES = (
     ChartMode("none", has_mps=False, models=UNLIMITED),
     ChartMode("mps", has_mps=True, models=LIMITED),
     ChartMode("mps-unlimited", has_mps=True, models=UNLIMITED),
     ChartMode("batching", has_mps=False, models=BATCHED),
     ChartMode("mps+batching", has_mps=True, models=BATCHED),
 )
+MODES = {mode.name: mode for mode in _MODES}
 
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
     """part: its name in the file. clients: how many, a point each. batched: the model that all share.
 
-    threads: percent of the GPU's that a limited one-image client under MPS may use; 0: as the planner limits so many.
-    parameters: of every model.
+    modes: those measured. threads: percent of the GPU's that a limited one-image client under MPS may use; 0: as the
+    planner limits so many. parameters: of every model.
     """
 
     part: str
     clients: Sequence[int]
     batched: Variant
+    modes: Sequence[ChartMode] = tuple(MODES.values())
     threads: int = 0
     parameters: tuple[tuple[str, str], ...] = ()
 
@@ -56,7 +58,7 @@ class ChartPlan:
 
     def variants(self, *, has_mps: bool) -> list[Variant]:
         """The models of one Triton, an instance a client."""
-        kinds = {mode.models for mode in MODES if mode.has_mps == has_mps}
+        kinds = {mode.models for mode in self.modes if mode.has_mps == has_mps}
         found = {BATCHED: replace(self.batched, parameters=self.parameters)} if BATCHED in kinds else {}
         for kind in sorted(kinds - {BATCHED}):
             for count in self.clients:
@@ -78,63 +80,95 @@ class ChartPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A Triton of the chart, and the lanes to its models by the number of clients."""
+    """A Triton of a chart. models: that it loads."""
 
+    chart: ChartPlan
+    has_mps: bool
     triton: BenchTriton
-    lanes: dict[int, tuple[CallerLane, ...]]
+    models: tuple[str, ...]
 
 
-def measure_chart(bench: GpuBench, chart: ChartPlan, source: Path) -> None:
-    """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
-    face = face_of(read_config(source))
-    facts, batched = bench.ledger.facts, chart.batched
-    limits = ", ".join(f"{chart.limit(count)} of {count}" for count in chart.clients)
-    facts[f"{chart.part}, percent of the GPU's threads for each limited client"] = limits
-    facts[f"{chart.part}, callers of each client"] = CALLERS
-    form = f"{batched.instances} instances, at most {batched.max_batch_size} rows, {batched.delay_us} µs queue delay"
-    facts[f"{chart.part}, batched model"] = form
+@dataclass(frozen=True, slots=True)
+class _ChartPoint:
+    """One run of every round."""
+
+    part: str
+    mode: str
+    clients: int
+    triton: BenchTriton
+    lanes: tuple[CallerLane, ...]
+
+
+def measure_charts(bench: GpuBench, charts: Sequence[ChartPlan], source: Path) -> None:
+    """Every point of all charts in every round, in an order drawn anew. source: the model's folder.
+
+    Raises BadAnswer, OSError.
+    """
+    face, facts = face_of(read_config(source)), bench.ledger.facts
+    for chart in charts:
+        limits, batched = ", ".join(f"{chart.limit(count)} of {count}" for count in chart.clients), chart.batched
+        facts[f"{chart.part}, percent of the GPU's threads for each limited client"] = limits
+        facts[f"{chart.part}, callers of each client"] = CALLERS
+        form = (
+            f"{batched.instances} instances, at most {batched.max_batch_size} rows, {batched.delay_us} µs queue delay"
+        )
+        facts[f"{chart.part}, batched model"] = form
     with ExitStack() as stack:
-        places = _start(bench, chart, source, face, stack)
-        points = [(mode, count) for mode in MODES for count in chart.clients]
+        points = _start(bench, charts, source, face, stack)
         for number in range(1, bench.plan.rounds + 1):
             random.Random(bench.plan.seed + number).shuffle(points)
-            for mode, count in points:
-                place = places[mode.name]
-                figures, span = callers_stretch(bench, place.lanes[count], place.triton.meter())
-                bench.add(chart.part, number, {"mode": mode.name, "clients": count}, figures, span)
+            for point in points:
+                figures, span = callers_stretch(bench, point.lanes, point.triton.meter())
+                bench.add(point.part, number, {"mode": point.mode, "clients": point.clients}, figures, span)
             bench.save()
 
 
-def _start(bench: GpuBench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
+def _start(
+    bench: GpuBench, charts: Sequence[ChartPlan], source: Path, face: Face, stack: ExitStack
+) -> list[_ChartPoint]:
+    """All Tritons at once, under one MPS daemon those that have MPS; every answer is looked at."""
     plan, began_s = bench.plan, time.monotonic()
-    tritons: dict[bool, tuple[BenchTriton, list[str], MpsDaemon | None]] = {}
-    for has_mps in (False, True):
-        name = f"{chart.part}-mps" if has_mps else chart.part
-        variants = chart.variants(has_mps=has_mps)
-        for variant in variants:
-            write_variant(source, plan.work / f"{name}-models", variant, is_gpu=plan.is_gpu)
-        daemon = stack.enter_context(MpsDaemon(plan.work / f"{name}-pipes")) if has_mps and plan.is_gpu else None
-        environ = daemon.environ if daemon else None
-        triton = BenchTriton(plan.runtime, plan.work / f"{name}-models", plan.work / name, environ)
-        tritons[has_mps] = (stack.enter_context(triton), [variant.name for variant in variants], daemon)
-    regions = stack.enter_context(SystemRegions(face, CALLERS * max(chart.clients), 1))
-    for has_mps, (triton, models, daemon) in tritons.items():
-        triton.wait(models, began_s + plan.load_s)
-        regions.register(triton.port)
-        what = f"{chart.part} {'with' if has_mps else 'without'} MPS"
-        bench.ledger.facts[f"{what} ready after s"] = round(time.monotonic() - began_s, 1)
-        if daemon:
-            bench.ledger.facts[f"{what} clients"] = len(daemon.client_pids())
-    places = {}
-    for mode in MODES:
-        triton = tritons[mode.has_mps][0]
-        lanes = {
-            count: _lanes(chart.names(mode.models, count), count, triton.port, face, regions) for count in chart.clients
-        }
-        places[mode.name] = _Place(triton, lanes)
-        for some in lanes.values():
-            check_answers(some, regions)
-    return places
+    daemon = stack.enter_context(MpsDaemon(plan.work / "chart-pipes")) if plan.is_gpu else None
+    places = []
+    for chart in charts:
+        for has_mps in sorted({mode.has_mps for mode in chart.modes}):
+            name = f"{chart.part}-mps" if has_mps else chart.part
+            variants = chart.variants(has_mps=has_mps)
+            for variant in variants:
+                write_variant(source, plan.work / f"{name}-models", variant, is_gpu=plan.is_gpu)
+            environ = daemon.environ if daemon and has_mps else None
+            triton = BenchTriton(plan.runtime, plan.work / f"{name}-models", plan.work / name, environ)
+            models = tuple(variant.name for variant in variants)
+            places.append(_Place(chart, has_mps, stack.enter_context(triton), models))
+    most = max(max(chart.clients) for chart in charts)
+    regions = stack.enter_context(SystemRegions(face, CALLERS * most, 1))
+    for place in places:
+        place.triton.wait(place.models, began_s + plan.load_s)
+        regions.register(place.triton.port)
+        what = f"{place.chart.part} {'with' if place.has_mps else 'without'} MPS ready after s"
+        bench.ledger.facts[what] = round(time.monotonic() - began_s, 1)
+    if daemon:
+        bench.ledger.facts[f"{charts[0].part}, MPS clients"] = len(daemon.client_pids())
+    points = [point for place in places for point in _points(place, face, regions)]
+    for point in points:
+        check_answers(point.lanes, regions)
+    return points
+
+
+def _points(place: _Place, face: Face, regions: SystemRegions) -> list[_ChartPoint]:
+    chart, triton = place.chart, place.triton
+    return [
+        _ChartPoint(
+            chart.part,
+            mode.name,
+            count,
+            triton,
+            _lanes(chart.names(mode.models, count), count, triton.port, face, regions),
+        )
+        for mode in chart.modes
+        if mode.has_mps == place.has_mps
+        for count in chart.clients
+    ]
 
 
 def _lanes(names: Sequence[str], clients: int, port: int, face: Face, regions: SystemRegions) -> tuple[CallerLane, ...]:

@@ -3,7 +3,7 @@
 precision        fp16, bf16 or fp32        default fp16 on a GPU, fp32 on a CPU
 channels-last    0 or 1                    default 1 if a float input has three dimensions besides the batch
 cuda-graphs      0 or 1                    default 1; GPU only
-batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and max_batch_size
+batch-buckets    1;2;4;8 …                 default powers of two and the sizes halfway, up to max_batch_size
 fuse             0 or 1                    default 1: folds normalisation into convolutions; on a GPU also fuses bias,
                                            activation, sums and concatenations, if that answers correctly at load
 compiler         none or aot-inductor      default none; aot-inductor: compiles the program at its first load, on a GPU
@@ -33,10 +33,11 @@ class TorchRequestError(Exception):
 
 
 def default_buckets(max_batch_size: int) -> tuple[int, ...]:
-    """Powers of two below max_batch_size, and max_batch_size itself; (1,) without a batch dimension."""
+    """1, 2, 3, 4, 6, 8, 12, 16, 24 … below max_batch_size, and max_batch_size; (1,) without a batch dimension."""
     largest = max(max_batch_size, 1)
-    powers = [1 << power for power in range(largest.bit_length()) if 1 << power < largest]
-    return (*powers, largest)
+    powers = [1 << power for power in range(largest.bit_length())]
+    between = [power + power // 2 for power in powers[1:]]
+    return (*sorted(size for size in (*powers, *between) if size < largest), largest)
 
 
 def bucket_for(rows: int, buckets: Sequence[int]) -> int:
