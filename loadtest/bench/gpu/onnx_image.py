@@ -33,6 +33,7 @@ from loadtest.bench.gpu.tritons import picture_request
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
 from penstock.engines.config_pbtxt import read_proto
+from penstock.engines.ort_serving.placement import Precision
 from penstock.engines.ort_serving.session import SEVERITY_FATAL
 from penstock.engines.ort_serving.threads import available_cores
 from penstock.logs import LogFormat, configure_logs
@@ -58,10 +59,10 @@ class Served:
     why: str = ""
 
 
-def add_both(source: Path, home: Path, *, is_gpu: bool) -> list[Served]:
-    """The model as it is chosen, which must be the GPU, and its copy on the CPU. Raises BadAnswer."""
+def add_both(source: Path, home: Path, *, is_gpu: bool, precision: Precision | None = None) -> list[Served]:
+    """The model as it is chosen, which must be the GPU, and its copy on the CPU. precision: demanded. Raises BadAnswer."""
     model = name_from(source)
-    wish = PlacementWish() if is_gpu else PlacementWish(Device.CPU)
+    wish = PlacementWish(precision=precision) if is_gpu else PlacementWish(Device.CPU)
     chosen, copy = home / "models" / f"{model}-gpu", home / "models" / f"{model}-cpu"
     try:
         if source.is_dir():
@@ -160,6 +161,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("models", type=Path, nargs="+", metavar="FILE", help="ONNX files, and folders of models that were added")
     add("--media", type=Path, required=True, metavar="DIR", help="folder with .avi and .jpg")
     add("--json", type=Path, default=Path("image.json"), metavar="FILE", help="the figures [image.json]")
+    add("--precision", type=Precision, metavar="P", help="on the GPU: fp32, tf32 or fp16 [chosen by a trial]")
     add("--rounds", type=int, default=3)
     add("--seconds", type=float, default=2.0, help="of each run [2]")
     add("--settle", type=float, default=1.0, help="seconds before each run that are left out [1]")
@@ -183,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         served: list[Served] = []
         for file in options.models:
             try:
-                served += add_both(file, home, is_gpu=options.is_gpu)
+                served += add_both(file, home, is_gpu=options.is_gpu, precision=options.precision)
                 ledger.facts[f"image {served[-2].model}"] = served[-2].why
                 print(f"image: {served[-2].name} {served[-2].why}", flush=True)
             except BadAnswer as error:
