@@ -13,9 +13,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.trial_session import TrialFailed
 from penstock.models.placement.choice import ON_CPU, PRECISIONS, Device, Placement
-from penstock.models.placement.placed_model import PlacedModel, PreparedPicture, open_placed
+from penstock.models.placement.placed_model import PlacedModel, open_placed
 from penstock.protocol.vision_results import VisionResult
 
 CHUNK = 256  # pictures that are prepared at once
@@ -58,32 +59,28 @@ class Variant:
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answers:
-    """Results of one variant, and how long its runs took."""
+    """Results of one model, and how long its runs took."""
 
-    results: list[VisionResult]
-    run_s: float
+    results: list[VisionResult] = field(default_factory=list)
+    run_s: float = 0.0
 
 
-def answers_of(model: PlacedModel, scenes: Scenes, pool: ThreadPoolExecutor, *, rows: int) -> Answers:
-    """Results of all scenes. rows: pictures a call; on the CPU calls are made by all threads of the pool."""
-    color, results, run_s = model.card.prepare_spec.color, list[VisionResult](), 0.0
+def answers_of(models: Sequence[PlacedModel], scenes: Scenes, pool: ThreadPoolExecutor, *, rows: int) -> list[Answers]:
+    """Each model's results of all scenes, which are prepared once. rows: pictures a call on the GPU."""
+    color, found = models[0].card.prepare_spec.color, [Answers() for _ in models]
     for first in range(0, len(scenes), CHUNK):
         numbers = range(first, min(first + CHUNK, len(scenes)))
-        prepared = list(pool.map(lambda number: model.prepare(scenes.decoded(number, color)), numbers))
-        began_s = time.perf_counter()
-        for found in _runs(model, prepared, pool, rows):
-            results += found
-        run_s += time.perf_counter() - began_s
-    return Answers(results, run_s)
-
-
-def _runs(
-    model: PlacedModel, prepared: Sequence[PreparedPicture], pool: ThreadPoolExecutor, rows: int
-) -> Iterator[list[VisionResult]]:
-    calls = [prepared[first : first + rows] for first in range(0, len(prepared), rows)]
-    return iter(pool.map(model.results, calls) if model.placement.device is Device.CPU else map(model.results, calls))
+        prepared = list(pool.map(lambda number: models[0].prepare(scenes.decoded(number, color)), numbers))
+        for model, answers in zip(models, found, strict=True):
+            size = rows if model.placement.device is Device.GPU else 1
+            calls = [prepared[start : start + size] for start in range(0, len(prepared), size)]
+            began_s = time.perf_counter()
+            for results in pool.map(model.results, calls):
+                answers.results += results
+            answers.run_s += time.perf_counter() - began_s
+    return found
 
 
 def figures_of(found: AnswerAgreement) -> dict[str, float]:
@@ -175,25 +172,31 @@ def measure_model(
     rows: int,
 ) -> None:  # fmt: skip
     """Adds a run for each variant to the ledger; what fails is noted there, and the others go on."""
-    try:
-        reference = PlacedModel(folder, ON_CPU, threads=1)
-        expected = answers_of(reference, scenes, pool, rows=1)
-    except TrialFailed as error:
-        note_failure(ledger, f"{folder.name} on the CPU: {error}")
-        return
-    threshold = reference.card.layout_options.lowest_threshold()
-    for variant in variants:
+    with ExitStack() as stack:
         try:
-            with open_placed(variant.folder, variant.placement, threads=1) as model:
-                found = answers_of(model, scenes, pool, rows=rows)
+            reference = stack.enter_context(PlacedModel(folder, ON_CPU, threads=1))
         except TrialFailed as error:
-            note_failure(ledger, f"{folder.name}, {variant.name}: {error}")
-            continue
-        agreement = compare_answers(expected.results, found.results, threshold=threshold)
-        figures = figures_of(agreement) | {"cpu_s": expected.run_s, "variant_s": found.run_s}
-        ledger.add("agreement", 1, {"network": folder.name, "by": variant.name}, figures, folder.name)
-        ledger.save()
-        print(f"agreement: {folder.name}, {variant.name}: {agreement}; {agreement.disagreement or 'good'}", flush=True)
+            note_failure(ledger, f"{folder.name} on the CPU: {error}")
+            return
+        models: dict[str, PlacedModel] = {}
+        for variant in variants:
+            try:
+                opened = open_placed(variant.folder, variant.placement, threads=1)
+                models[variant.name] = stack.enter_context(opened)
+            except TrialFailed as error:
+                note_failure(ledger, f"{folder.name}, {variant.name}: {error}")
+        try:
+            expected, *found = answers_of([reference, *models.values()], scenes, pool, rows=rows)
+        except TrialFailed as error:
+            note_failure(ledger, f"{folder.name}: {error}")
+            return
+    threshold = reference.card.layout_options.lowest_threshold()
+    for name, answers in zip(models, found, strict=True):
+        agreement = compare_answers(expected.results, answers.results, threshold=threshold)
+        figures = figures_of(agreement) | {"cpu_s": expected.run_s, "variant_s": answers.run_s}
+        ledger.add("agreement", 1, {"network": folder.name, "by": name}, figures, folder.name)
+        print(f"agreement: {folder.name}, {name}: {agreement}; {agreement.disagreement or 'good'}", flush=True)
+    ledger.save()
 
 
 def note_failure(ledger: PointLedger, why: str) -> None:

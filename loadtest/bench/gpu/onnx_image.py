@@ -60,7 +60,7 @@ class Served:
 
 
 def add_both(source: Path, home: Path, *, is_gpu: bool, precision: Precision | None = None) -> list[Served]:
-    """The model as it is chosen, which must be the GPU, and its copy on the CPU. precision: demanded. Raises BadAnswer."""
+    """The model as it is chosen, which must be the GPU, and its copy on the CPU. Raises BadAnswer."""
     model = name_from(source)
     wish = PlacementWish(precision=precision) if is_gpu else PlacementWish(Device.CPU)
     chosen, copy = home / "models" / f"{model}-gpu", home / "models" / f"{model}-cpu"
