@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.torch_serving.slab_pictures import SlabReader, SlabUnreadable, publish_slab, slab_reference
+from penstock.engines.torch_serving.slab_pictures import (
+    PublishedSlab,
+    SlabReader,
+    SlabUnreadable,
+    publish_slabs,
+    slab_reference,
+)
 
 SIZE = 1 << 16
 PICTURE = b"\xff\xd8\xff" + bytes(range(200))
@@ -25,7 +31,9 @@ class Memory:
 
     def published(self, file: Path) -> Callable[[int, int], bytes]:
         """What makes references to it."""
-        return partial(slab_reference, publish_slab(file, self.descriptor, SIZE))
+        slab = PublishedSlab(self.descriptor, SIZE)
+        publish_slabs(file, [slab])
+        return partial(slab_reference, slab.token)
 
 
 def test_picture_is_read_where_it_was_written(tmp_path: Path) -> None:
@@ -63,7 +71,7 @@ def test_memory_that_is_renewed_is_read_and_the_one_before_it_too(tmp_path: Path
     assert reader.picture(references[0]) == references[0]
 
 
-@pytest.mark.parametrize("why", ["no file", "no process", "beyond the end"])
+@pytest.mark.parametrize("why", ["no file", "no process", "another file", "beyond the end"])
 def test_memory_that_cannot_be_read_is_said_so(tmp_path: Path, why: str) -> None:
     """The gateway then sends the pictures: they are not taken for broken ones."""
     file = tmp_path / "slab"
@@ -73,6 +81,9 @@ def test_memory_that_cannot_be_read_is_said_so(tmp_path: Path, why: str) -> None
         file.unlink()
     elif why == "no process":
         file.write_text(file.read_text().replace(str(os.getpid()), "999999999", 1))
+    elif why == "another file":
+        process_id, descriptor, device, _, *rest = file.read_text().split()
+        file.write_text(" ".join([process_id, descriptor, device, "1", *rest]))
     else:
         offset = SIZE
     with pytest.raises(SlabUnreadable, match="the gateway's shared memory cannot be read"):

@@ -7,6 +7,8 @@ import mmap
 import os
 import secrets
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FILE_VARIABLE = "PENSTOCK_SLAB_FILE"  # by which the model process gets the file's path
@@ -21,18 +23,28 @@ class SlabUnreadable(Exception):
     """A reference to memory that this process cannot read. The gateway then sends the pictures themselves."""
 
 
-def publish_slab(file: Path, descriptor: int, size_bytes: int) -> bytes:
-    """Publishes memory in a file for processes of the same user. Returns its token. Replaces the file.
+@dataclass(frozen=True)
+class PublishedSlab:
+    """Memory that models' processes of this user can read. descriptor: of this process."""
 
-    descriptor: of the memory, in this process. Raises OSError.
-    """
-    token = secrets.token_bytes(_TOKEN_BYTES)
+    descriptor: int
+    size_bytes: int
+    token: bytes = field(default_factory=lambda: secrets.token_bytes(_TOKEN_BYTES))
+
+    @property
+    def line(self) -> str:
+        found = os.fstat(self.descriptor)  # a descriptor's number is used again: the inode's is checked, too
+        numbers = os.getpid(), self.descriptor, found.st_dev, found.st_ino, self.size_bytes
+        return f"{' '.join(map(str, numbers))} {self.token.hex()}"
+
+
+def publish_slabs(file: Path, slabs: Sequence[PublishedSlab]) -> None:
+    """Replaces the file with one that names these. Raises OSError."""
     staged = file.with_name(f"{file.name}.new")
     staged.unlink(missing_ok=True)
     with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
-        written.write(f"{os.getpid()} {descriptor} {size_bytes} {token.hex()}")
+        written.write("\n".join(slab.line for slab in slabs))
     staged.replace(file)
-    return token
 
 
 def slab_reference(token: bytes, offset: int, size_bytes: int) -> bytes:
@@ -61,18 +73,27 @@ class SlabReader:
         return bytes(memory[offset : offset + size_bytes])
 
     def _mapped(self, token: bytes) -> memoryview | None:
-        """The published memory, if this is its token."""
+        """The published memory with this token; None if there is none."""
         try:
-            process_id, descriptor, size_bytes, published = Path(self._file or "").read_text().split()
-            if bytes.fromhex(published) != token:
+            lines = [line.rpartition(" ") for line in Path(self._file or "").read_text().splitlines()]
+            found = next((numbers for numbers, _, published in lines if bytes.fromhex(published) == token), None)
+            if found is None:
                 return None
-            opened = os.open(f"/proc/{int(process_id)}/fd/{int(descriptor)}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                mapped = mmap.mmap(opened, int(size_bytes), prot=mmap.PROT_READ)
-            finally:
-                os.close(opened)
-        except (OSError, ValueError) as error:
+            mapped = _map(*map(int, found.split()))
+        except (OSError, ValueError, TypeError) as error:
             raise SlabUnreadable(f"{UNREADABLE}: {error}") from error
         newest = list(self._memories.items())[-1:]
         self._memories = dict([*newest, (token, memoryview(mapped))])
         return self._memories[token]
+
+
+def _map(process_id: int, descriptor: int, device: int, inode: int, size_bytes: int) -> mmap.mmap:
+    """Raises OSError, also if the descriptor is another file's by now."""
+    opened = os.open(f"/proc/{process_id}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(opened)
+        if (found.st_dev, found.st_ino) != (device, inode):
+            raise OSError("the gateway has closed it")
+        return mmap.mmap(opened, size_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(opened)

@@ -8,9 +8,10 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from penstock.engines.torch_serving.slab_pictures import publish_slab, slab_reference
+from penstock.engines.torch_serving.slab_pictures import PublishedSlab, publish_slabs, slab_reference
 from penstock.gateway.workers.slab_allocator import Extents
 from penstock.protocol.inference import SlabAddress
 
@@ -128,6 +129,7 @@ def _remove_stale_files(folder: Path) -> None:
                 os.close(descriptor)
 
 
+FORMER_S = 5.0
 LINGER_S = 2.0  # after a cancelled call the engine may still begin to read
 
 
@@ -218,12 +220,20 @@ class SharedSlab:
         self._current: _Generation | None = None
         self._number = 0
         self._token = b""  # of references; empty while the memory is not published
+        self._published: tuple[SlabMemory, PublishedSlab] | None = None
 
     def publish(self, file: Path) -> None:
-        """Lets models' processes read references to this memory, from now on until `renew`. Raises OSError."""
-        if self._current is not None:
-            memory = self._current.memory
-            self._token = publish_slab(file, memory.descriptor, memory.size_bytes)
+        """Lets models' processes read references to this memory, from now on until `renew`. Raises OSError.
+
+        The memory before it can be read for FORMER_S more: workers may not know of this one yet.
+        """
+        if self._current is None:
+            return
+        memory, former = self._current.memory, self._published
+        published = PublishedSlab(memory.descriptor, memory.size_bytes)
+        publish_slabs(file, [published] if former is None else [published, former[1]])
+        self._published, self._token = (memory, published), published.token
+        self._call_later(FORMER_S, partial(lambda _: None, former))
 
     def unpublish(self) -> None:
         """Makes no more references, because a model's process cannot read them."""
