@@ -18,7 +18,7 @@ OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _PREFER_CUVID = 4  # the card's video engines
 _END_OF_STREAM, _TIMESTAMP, _END_OF_PICTURE = 1, 2, 8
 _CLOCK_HZ = 1000
-_DAMAGED = (8, 9)  # cuvidDecodeStatus: an error, concealed or not
+_UNDER_WAY, _DAMAGED = 1, (8, 9)  # cuvidDecodeStatus; an error, concealed or not
 
 PICTURE_BYTES = 4280  # CUVIDPICPARAMS, of whose 4-byte integers:
 CURRENT = 2  # CurrPicIdx
@@ -380,7 +380,11 @@ class HardwareDecoder:
         params = ProcessParams(is_progressive=1, stream=stream)
         pointers = (ctypes.addressof(one) for one in (address, pitch, params))
         self._cuvid.call("cuvidMapVideoFrame64", self._handle, index, *pointers)
-        return MappedPicture(address.value, pitch.value, self._is_damaged(index))
+        return MappedPicture(address.value, pitch.value, self._status(index) in _DAMAGED)
+
+    def is_under_way(self, index: int) -> bool:
+        """Whether the picture is being decoded."""
+        return self._status(index) == _UNDER_WAY
 
     def unmap(self, address: int) -> None:
         """Call it when the picture is no longer read. Raises CuvidFailed."""
@@ -392,10 +396,11 @@ class HardwareDecoder:
             self._is_open = False
             self._cuvid.call("cuvidDestroyDecoder", self._handle)
 
-    def _is_damaged(self, index: int) -> bool:
+    def _status(self, index: int) -> int:
+        """cuvidDecodeStatus; 0 if it is not known."""
         status = DecodeStatus()
         try:
             self._cuvid.call("cuvidGetDecodeStatus", self._handle, index, ctypes.addressof(status))
         except CuvidFailed:  # not every card answers
-            return False
-        return status.status in _DAMAGED
+            return 0
+        return int(status.status)

@@ -9,6 +9,7 @@ compares the first pictures of streams that share.
 
 import ctypes
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ STREAMS = 2  # a decoder
 MOST_SHARED_SURFACES = 8  # of a stream that shares: its reference pictures, those that wait to be shown, and one
 MOST_WRONG = 3  # streams of a codec and size whose pictures were wrong
 TURN_S = 5.0  # for the other stream's picture, which takes milliseconds
+_LOOK_S = 0.0005
 OUTPUTS = 2  # mapped pictures of a stream
 
 
@@ -56,6 +58,8 @@ class PictureDecoder(Protocol):
     def decode(self, picture: int) -> None: ...
 
     def map(self, index: int, stream: int) -> MappedPicture: ...
+
+    def is_under_way(self, index: int) -> bool: ...
 
     def unmap(self, address: int) -> None: ...
 
@@ -91,6 +95,11 @@ class PictureIndices:
         self._address = self._copy.ctypes.data
         self.held: tuple[int, ...] = ()
 
+    @property
+    def current(self) -> int:
+        """Surface of the last picture, moved."""
+        return int(self._copy[CURRENT])
+
     def moved(self, address: int, others: Sequence[int]) -> int:
         """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call. others: `held` of the
         decoder's other stream. The decoder forgets what an HEVC picture does not name, so they are named, unused."""
@@ -101,18 +110,19 @@ class PictureIndices:
             used = self._references[self._references >= 0].tolist()
             unused = np.flatnonzero(self._references < 0)[: len(others)]
             self._references[unused] = others[: unused.size]
-            self.held = (*used, int(self._copy[CURRENT]))
+            self.held = (*used, self.current)
         return self._address
 
 
 class Lane:
-    """A stream's part of a decoder. For one thread. A decoder has one stream's picture at a time, from its decoding to
-    its mapping: with two, an H200 was measured to show one before it was decoded."""
+    """A stream's part of a decoder. For one thread. A decoder works on one stream's pictures at a time: with pictures
+    of two under way, an H200 was measured to show wrong ones."""
 
     def __init__(self, pool: "DecoderPool", shared: SharedDecoder, base: int) -> None:
         self.like, self.surfaces = shared.like, shared.like.surfaces
         self._pool, self._shared, self._base = pool, shared, base
         self._indices = PictureIndices(shared.like.codec, base)
+        self._under_way: set[int] = set()  # surfaces of pictures that were not mapped
         self._is_open, self._has_turn = True, False
 
     @property
@@ -132,10 +142,12 @@ class Lane:
             others = [index for base, held in shared.held.items() if base != self._base for index in held]
             shared.decoder.decode(self._indices.moved(picture, others))
             shared.held[self._base] = self._indices.held
+            self._under_way.add(self._indices.current)
 
     def map(self, index: int, stream: int) -> MappedPicture:
         """See HardwareDecoder.map. index: of the stream's parser."""
         with self._turn():
+            self._under_way.discard(self._base + index)
             return self._shared.decoder.map(self._base + index, stream)
 
     def unmap(self, address: int) -> None:
@@ -144,10 +156,21 @@ class Lane:
             self._shared.decoder.unmap(address)
 
     def end_turn(self) -> None:
-        """Lets the other stream use the decoder."""
+        """Lets the other stream use the decoder, once pictures that are shown later are decoded."""
         if self._has_turn:
+            if self.is_shared:
+                self._await_pictures()
             self._has_turn = False
             self._shared.lock.release()
+
+    def _await_pictures(self) -> None:
+        until_s = time.monotonic() + TURN_S
+        while any(self._shared.decoder.is_under_way(index) for index in self._under_way):
+            if time.monotonic() > until_s:
+                self._shared.is_suspect = True
+                break
+            time.sleep(_LOOK_S)
+        self._under_way.clear()
 
     def close(self) -> None:
         """Frees the decoder with its last stream. A second call does nothing."""

@@ -212,6 +212,6 @@ class FakeCuvid:
 
     def _GetDecodeStatus(self, handle: ctypes.c_void_p, index: int, address: int) -> int:
         picture = self.decoders[handle.value or 0].surfaces[index]
-        assert picture is not None
-        cuvid.DecodeStatus.from_address(address).status = 9 if picture.is_damaged else 2
+        status = 9 if picture is not None and picture.is_damaged else 2
+        cuvid.DecodeStatus.from_address(address).status = status
         return 0

@@ -351,6 +351,28 @@ def test_decoder_has_one_streams_picture_at_a_time(card: Card, monkeypatch: pyte
     one.close()
 
 
+def test_turn_ends_when_pictures_that_are_shown_later_are_decoded(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those to which B-frames refer; one that is mapped is decoded, and so is one of a decoder without a partner."""
+    asked: list[int] = []
+    monkeypatch.setattr(pairing.HardwareDecoder, "decode", lambda self, picture: None)
+    monkeypatch.setattr(pairing.HardwareDecoder, "map", lambda self, index, stream: None)
+    monkeypatch.setattr(
+        pairing.HardwareDecoder, "is_under_way", lambda self, index: asked.append(index) or len(asked) < 3
+    )
+    one, two = (card.opener.pool.lane(LIKE, is_alone=False) for _ in range(2))
+    picture = np.full(cuvid.PICTURE_BYTES // 4, -1, np.int32)
+    for index in (0, 1):
+        picture[2] = index
+        two.decode(picture.ctypes.data)
+    two.map(0, 77)
+    two.end_turn()
+    assert asked == [LIKE.surfaces + 1] * 3
+    one.close()
+    two.decode(picture.ctypes.data)
+    two.end_turn()
+    assert len(asked) == 3
+
+
 def test_wrong_pictures_of_several_cameras_end_all_sharing_of_that_size(card: Card) -> None:
     """Other sizes go on."""
     pool = card.opener.pool
