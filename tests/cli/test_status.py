@@ -101,6 +101,16 @@ def test_status_shows_gpus_and_mps() -> None:
     assert "1 client, 0 processes outside MPS" in text
 
 
+def test_status_shows_lost_cards_and_where_models_are() -> None:
+    """With an engine for each of several cards: the state of each, and each model's cards with the reason."""
+    replicas = [ReplicaSummary("GPU 0", "up", 2, 0), ReplicaSummary("GPU 1", "lost", 0, 0)]
+    engine = EngineSummary("triton", "triton", True, "", 0, replicas, {"street": "GPU 0, GPU 1: it fits"})
+    text = shown(engine=engine)
+    assert "GPU 0 up, 2 in flight" in text
+    assert "GPU 1 lost, 0 in flight" in text
+    assert "ready  GPU 0, GPU 1: it fits" in text
+
+
 def test_status_shows_why_the_video_program_cannot_run() -> None:
     """The sentence that names the file and the key."""
     assert "video      video.yaml:1:2: primary-gie.x: there is no key" in shown(

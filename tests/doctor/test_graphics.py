@@ -177,3 +177,14 @@ def test_graphics_tells_how_busy_a_card_is_and_what_keeps_it_from_knowing(
     finding = pick(graphics.graphics_findings(GraphicsFacts(reading(H100), loads=(load,))), "gpu.activity0")
     assert (finding.status, found in finding.found, advice in finding.advice) == (status, True, True), finding
     assert bool(finding.advice) == bool(advice)
+
+
+def test_graphics_of_several_cards_says_that_each_gets_an_engine() -> None:
+    """Of those that CUDA is shown; a card that does not answer is named."""
+    cards = [msgspec.structs.replace(H100, index=index, uuid=f"GPU-{index}") for index in range(3)]
+    several = msgspec.structs.replace(reading(*cards), detail="GPU 3 does not answer: GPU is lost")
+    findings = graphics.graphics_findings(GraphicsFacts(several, hidden="CUDA_VISIBLE_DEVICES=0,2"))
+    assert pick(findings, "gpu.cards").found.startswith("GPU 0, GPU 2: penstock up starts an engine for each")
+    assert pick(findings, "gpu.silent").status is Severity.WARNING
+    one = graphics.graphics_findings(GraphicsFacts(several, hidden="CUDA_VISIBLE_DEVICES=1"))
+    assert "gpu.cards" not in [finding.id for finding in one]

@@ -132,7 +132,7 @@ def _parts(
 ) -> Iterator[tuple[str, Iterable[Text]]]:
     """(label, lines) of each section; sections without lines are omitted."""
     yield "engine", _engine(report)
-    yield "models", _models(report.models)
+    yield "models", _models(report.models, report.engine.placements)
     yield "queues", [_queue(queue) for queue in report.queues if queue.waiting or queue.in_flight]
     if report.video_fault:
         yield "video", [Text(one_line(report.video_fault), "bold red")]
@@ -159,8 +159,8 @@ def _engine(report: SystemReport) -> Iterator[Text]:
         yield Text(one_line(f"{replica.url} {replica.state}, {replica.in_flight} in flight"))
 
 
-def _models(models: list[ModelSummary]) -> Iterator[Text]:
-    """Counts by state, then models, unavailable ones first."""
+def _models(models: list[ModelSummary], placements: dict[str, str]) -> Iterator[Text]:
+    """Counts by state, then models, unavailable ones first; of several cards, those of each model."""
     counts: dict[str, int] = defaultdict(int)
     for model in models:
         counts[model.state] += 1
@@ -168,6 +168,7 @@ def _models(models: list[ModelSummary]) -> Iterator[Text]:
     ordered = sorted(models, key=lambda model: (model.state != "unavailable", model.state != "ready", model.name))
     for model in ordered[:SHOWN_MODELS]:
         line = Text(one_line(model.name) + " ").append(one_line(model.state), STATE_STYLES.get(model.state, ""))
+        line.append(f"  {one_line(placements[model.name])}" if model.name in placements else "")
         yield line.append(f"  {one_line(model.reason)}" if model.state == "unavailable" else "")
     if len(models) > SHOWN_MODELS:
         yield Text(f"and {len(models) - SHOWN_MODELS} more: penstock models list")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.doctor.finding import Finding, Severity, shown_bytes
 from penstock.doctor.host import container_kind
+from penstock.gpu.cards import ALL, choose_cards
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading, read_cards
 from penstock.gpu.telemetry.messages import CardLoad
 from penstock.gpu.telemetry.sampler import TelemetryUnavailable, sample
@@ -86,6 +87,13 @@ def graphics_findings(facts: GraphicsFacts) -> list[Finding]:
     cuda = f", CUDA up to {reading.cuda[0]}.{reading.cuda[1]}" if reading.cuda else ""
     findings = [Finding("gpu.driver", Severity.OK, f"driver {reading.driver}{cuda}")]
     findings += [_card(card) for card in reading.cards]
+    if reading.detail:
+        advice = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
+        findings.append(Finding("gpu.silent", Severity.WARNING, reading.detail, advice))
+    visible = facts.hidden.partition("=")[2] if facts.hidden else None
+    if len(cards := choose_cards(ALL, reading, visible)) > 1:
+        labels = ", ".join(card.label for card in cards)
+        findings.append(Finding("gpu.cards", Severity.OK, f"{labels}: penstock up starts an engine for each (--gpus)"))
     findings += [_activity(load) for load in facts.loads]
     if facts.hidden:
         advice = "unset it if every card is meant to serve"

@@ -20,10 +20,12 @@ class CardEngine(msgspec.Struct, frozen=True):
 
 
 class CardEngines(msgspec.Struct, frozen=True):
-    """engines: none if one engine has every card. homes: labels by model, for models that are not on all cards."""
+    """engines: none if one engine has every card. homes: labels by model, for models that are not on all cards.
+    placements: each model's cards, and why, for people."""
 
     engines: tuple[CardEngine, ...] = ()
     homes: dict[str, tuple[str, ...]] = {}
+    placements: dict[str, str] = {}
 
     def labels(self, by_uuid: Mapping[str, str]) -> dict[str, str]:
         """The values by label instead of UUID, of these cards."""

@@ -103,6 +103,7 @@ def _engine(settings: Settings, view: GatewayView) -> EngineSummary:
         reason=view.watch.reason,
         restarts=view.parent().restarts,
         replicas=[ReplicaSummary(row.name, row.standing.value, row.in_flight, row.ejections) for row in replicas],
+        placements=view.engine.cards.placements,
     )
 
 

@@ -8,7 +8,7 @@ from penstock.log_file import LogLine
 
 
 class ReplicaSummary(msgspec.Struct, frozen=True):
-    """One of several Tritons. state: up, ejected or down. ejections: since the start."""
+    """One of several Tritons. url: or "GPU 0". state: up, ejected, down or lost. ejections: since the start."""
 
     url: str
     state: str
@@ -20,6 +20,7 @@ class EngineSummary(msgspec.Struct, frozen=True):
     """The engine. kind: triton, embedded, external, or module:Class of a user's.
 
     name: with its version; empty until it serves. reason: why it is not up. restarts: since the start of the stack.
+    placements: with an engine for each of several cards, each model's cards and why it is there.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class EngineSummary(msgspec.Struct, frozen=True):
     reason: str
     restarts: int
     replicas: list[ReplicaSummary] = []
+    placements: dict[str, str] = {}
 
 
 class ProcessUsage(msgspec.Struct, frozen=True):

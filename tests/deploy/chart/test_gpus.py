@@ -63,6 +63,12 @@ def test_video_shard_gets_a_card_with_its_video_engines() -> None:
     assert not {"runtimeClassName", "tolerations"} & set(without.spec)
 
 
+def test_video_shard_gets_as_many_cards_as_said() -> None:
+    """Its cameras are spread over them."""
+    pods = component(render(merged(SETS["video-gpu"], {"video": {"gpu": {"count": 2}}})), "video")
+    assert extended(pods.container("video")) == {"nvidia.com/gpu": 2}
+
+
 def plugin_config(name: str) -> dict[str, Any]:
     """The device plugin's config, and what nodes are labelled with."""
     (found,) = (each for each in rendered(name).of_kind("ConfigMap") if "penstock-shared" in each["data"])

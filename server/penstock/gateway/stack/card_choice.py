@@ -71,7 +71,7 @@ def _placed(choice: EngineChoice, cards: tuple[Card, ...]) -> EngineChoice:
         for name, places in placement.models.items()
         if len(places) < len(cards)
     }
-    return replace(choice, cards=cards, homes=homes)
+    return replace(choice, cards=cards, homes=homes, placements=placement.reasons)
 
 
 def _model_needs(settings: Settings) -> Iterator[ModelNeed]:

@@ -129,9 +129,9 @@ class Stack:
         )
         await self._until_shared()
         if len(plans) > 1:
-            write_card_engines(
-                self._run_dir.path, CardEngines(tuple(each.place for each in self._engines), dict(self._choice.homes))
-            )
+            places = tuple(each.place for each in self._engines)
+            choice = self._choice
+            write_card_engines(self._run_dir.path, CardEngines(places, dict(choice.homes), dict(choice.placements)))
         if all(plan.mps is None for plan in plans):
             return
         shared = [each.sharing.directory for each in self._engines if each.sharing is not None]

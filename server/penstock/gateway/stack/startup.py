@@ -58,6 +58,7 @@ class EngineChoice:
 
     cards: the chosen ones, if they are several or `gpus` names them; each of several gets a Triton of its own.
     card_mps: by card, of several. homes: labels of the cards by model, for models that are not on all.
+    placements: each model's cards, and why.
     origins: of the settings; see settings_origins.
     """
 
@@ -68,6 +69,7 @@ class EngineChoice:
     cards: tuple[Card, ...] = ()
     card_mps: Mapping[Card, MpsPlan] = field(default_factory=dict)
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    placements: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_engine_per_card(self) -> bool:

@@ -24,7 +24,7 @@
 {{- define "penstock.video.resources" -}}
 {{- $resources := deepCopy .Values.video.resources -}}
 {{- if .Values.video.gpu.enabled -}}
-{{- $limits := merge (dict .Values.video.gpu.resourceName 1) (get $resources "limits" | default dict) -}}
+{{- $limits := merge (dict .Values.video.gpu.resourceName .Values.video.gpu.count) (get $resources "limits" | default dict) -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
 {{- toYaml $resources -}}

@@ -1,0 +1,210 @@
+"""Two cards by one: ResNet-50 served by `penstock up`, and cameras of `penstock video run`.
+
+    python -m loadtest.bench.gpu.cards [--only served,streams] [--rounds 3] [--json cards.json] [--work DIR]
+
+Each round measures one card and both, in an order drawn anew; each starts its own stack. served: JPEGs a second that
+closed-loop callers get over HTTP, decoded on the card. streams: frames a second that are inferred of 720p30 H.264
+cameras, twice as many of them on two cards. The load generator and the gateway use the same cores: look at the figure
+machine_cores before you blame a card. Needs two NVIDIA GPUs; it was never run, because none had two.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.gpu.callers import CallerLane
+from loadtest.bench.gpu.generators import Generators
+from loadtest.bench.gpu.pictures import photos
+from loadtest.bench.gpu.programs import Export, PenstockUp, export_all, python_with_torch
+from loadtest.bench.gpu.stretch import busy_cpu_s
+from loadtest.bench.gpu.tritons import picture_request
+from loadtest.bench.gpu.video.clips import CAMERAS, clip_path, make_clips
+from loadtest.bench.gpu.video.fleet import Fleet, FleetSetup
+from loadtest.bench.wire import BadAnswer
+from penstock.engines.triton.runtime import default_environment
+from penstock.gpu.cards import ALL, Card, choose_cards
+from penstock.gpu.mps.control import VISIBLE_CARDS
+from penstock.gpu.nvml import read_cards
+
+GOAL = 1.9
+JPEG_MODEL, FRAME_MODEL = "resnet50-jpeg-random", "resnet50-frames-random"  # takes encoded pictures; takes rows
+LOAD_S, CLIP_S, START_S, PICTURES = 120.0, 8.0, 120.0, 64
+GPUS_VARIABLE = "PENSTOCK_GPUS"
+
+
+@dataclass(frozen=True, slots=True)
+class CardsPlan:
+    """callers: of the closed loop, for each card. streams: for each card. seconds: of a measurement."""
+
+    work: Path
+    environment: Path
+    cards: tuple[Card, ...]
+    seconds: float
+    callers: int
+    streams: int
+    programs: int
+
+
+def two_cards() -> tuple[Card, ...]:
+    """The first two cards that CUDA sees. Raises BadAnswer if it sees fewer."""
+    cards = choose_cards(ALL, read_cards(), os.environ.get(VISIBLE_CARDS))
+    if len(cards) < 2:
+        has = f"{len(cards)} NVIDIA GPU{'s' * (len(cards) != 1)}"
+        raise BadAnswer(f"this bench compares two NVIDIA GPUs with one, and CUDA sees {has} here; run it where two are")
+    return cards[:2]
+
+
+def measure_served(plan: CardsPlan, count: int) -> dict[str, float]:
+    """Pictures a second that so many cards answer. Raises BadAnswer, OSError."""
+    gpus = ",".join(card.uuid for card in plan.cards[:count])
+    requests = [picture_request(JPEG_MODEL, picture) for picture in photos(PICTURES, seed=1)]
+    up = PenstockUp(plan.work, [JPEG_MODEL], "--mps", "on", environment=plan.environment, gpus=gpus)
+    with up, Generators(max(2, (os.cpu_count() or 2) // 4)) as generators:
+        up.wait(time.monotonic() + LOAD_S)
+        callers = plan.callers * count
+        lanes = [CallerLane(JPEG_MODEL, up.port, requests[number % len(requests)]) for number in range(callers)]
+        busy_s, began_s = busy_cpu_s(), time.monotonic()
+        run = generators.closed(lanes, settle_s=2.0, seconds=plan.seconds)()
+        cores = (busy_cpu_s() - busy_s) / (time.monotonic() - began_s)
+    good = sum(not ask.failure for ask in run.asks)
+    return {"per_s": good / run.seconds, "failed": float(len(run.asks) - good), "machine_cores": cores}
+
+
+def measure_streams(plan: CardsPlan, count: int) -> dict[str, float]:
+    """Frames a second that are inferred, of plan.streams cameras for each of so many cards. Raises BadAnswer."""
+    gpus = ",".join(card.uuid for card in plan.cards[:count])
+    setup = FleetSetup(FRAME_MODEL, clip_path(plan.work, CAMERAS["h264-720p"]), "nvdec", plan.programs)
+    with (
+        PenstockUp(plan.work, [FRAME_MODEL], "--mps", "on", environment=plan.environment, gpus=gpus) as up,
+        _variable(GPUS_VARIABLE, gpus),
+    ):
+        up.wait(time.monotonic() + LOAD_S)
+        with Fleet(setup, plan.work / f"fleet-{count}", plan.streams * count) as fleet:
+            fleet.wait(START_S * count)
+            before, busy_s = fleet.look(), busy_cpu_s()
+            time.sleep(plan.seconds)
+            after, busy_s = fleet.look(), busy_cpu_s() - busy_s
+    seconds = after.at_s - before.at_s
+    inferred = after.page.total("inferred_total") - before.page.total("inferred_total")
+    return {
+        "per_s": inferred / seconds,
+        "of_wanted": inferred / seconds / (30 * plan.streams * count),
+        "machine_cores": busy_s / seconds,
+    }
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of the environment meanwhile."""
+    former = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = former
+
+
+PARTS: dict[str, Callable[[CardsPlan, int], dict[str, float]]] = {"served": measure_served, "streams": measure_streams}
+
+
+def ratio_row(part: str, rounds: Sequence[dict[int, dict[str, float]]]) -> dict[str, Any]:
+    """Two cards by one: the median over the rounds, each with its own, and their spread."""
+    ratios = [found[2]["per_s"] / found[1]["per_s"] for found in rounds]
+    return {
+        "part": part,
+        "two_by_one": round(statistics.median(ratios), 3),
+        "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+        "goal": GOAL,
+        "is_met": statistics.median(ratios) >= GOAL,
+        "rounds": [{str(count): figures for count, figures in found.items()} for found in rounds],
+    }
+
+
+def run_bench(
+    plan: CardsPlan, parts: Sequence[str], rounds: int, tell: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """A row for each part. Raises BadAnswer, OSError."""
+    rows = []
+    for part in parts:
+        found: list[dict[int, dict[str, float]]] = []
+        for number in range(1, rounds + 1):
+            counts = [1, 2]
+            random.Random(number).shuffle(counts)
+            found.append({})
+            for count in counts:
+                found[-1][count] = figures = PARTS[part](plan, count)
+                tell(f"{part}, round {number}, {count} card{'s' * (count > 1)}: {figures}")
+        rows.append(ratio_row(part, found))
+    return rows
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.gpu.cards", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--only", choices=tuple(PARTS), help="one part [both]")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement [6]")
+    parser.add_argument("--callers", type=int, default=192, help="for each card [192]")
+    parser.add_argument("--streams", type=int, default=250, help="720p cameras for each card [250]")
+    parser.add_argument("--programs", type=int, default=6, help="video programs [6]")
+    parser.add_argument("--json", type=Path, default=Path("cards.json"), help="result file [cards.json]")
+    parser.add_argument("--work", type=Path, help="for clips, models and logs; kept [a temporary one]")
+    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
+    parser.add_argument("--engine-environment", type=Path, default=Path(environment), help="of Triton")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: measured; 2: this machine cannot, with a sentence."""
+    options = parse_arguments(arguments)
+    try:
+        cards = two_cards()
+        with tempfile.TemporaryDirectory() as temporary:
+            work = options.work or Path(temporary)
+            work.mkdir(parents=True, exist_ok=True)
+            exports = [
+                Export(work, JPEG_MODEL, ("--pictures", "--instances", "4", "--batching", "gateway")),
+                Export(work, FRAME_MODEL, ("--instances", "4", "--batching", "triton")),
+            ]
+            export_all(exports, python_with_torch(options.engine_environment))
+            make_clips(work, (CAMERAS["h264-720p"],), CLIP_S)
+            plan = CardsPlan(
+                work,
+                options.engine_environment,
+                cards,
+                options.seconds,
+                options.callers,
+                options.streams,
+                options.programs,
+            )
+            parts = [options.only] if options.only else list(PARTS)
+            rows = run_bench(plan, parts, options.rounds, lambda line: sys.stderr.write(f"{line}\n"))
+    except (BadAnswer, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    facts = {"cards": [card.name for card in cards], "host": platform.node(), "cores": os.cpu_count()}
+    options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1))
+    for row in rows:
+        sys.stdout.write(f"{row['part']}: two cards by one {row['two_by_one']} {row['spread']}, goal {GOAL}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
