@@ -74,6 +74,6 @@ def plain_model_sources(**changes: Any) -> ModelSources:
         "counts": dict,
         "counts_block": False,
         "is_removable": lambda name: name == "broken",
-        "facts": lambda name: EngineFacts("cuda", 0, "fp16", (1, 8), ("no FP8 here",)) if name == "street" else None,
+        "facts": lambda name: (EngineFacts("cuda", 0, "fp16", (1, 8), ("no FP8 here",)),) if name == "street" else (),
     }
     return ModelSources(**values | changes)

@@ -20,7 +20,6 @@ from penstock.gateway.system.reports import SystemSources
 from penstock.gateway.workers.gateway_process import EngineStatusMessage
 from penstock.gpu.telemetry.reader import TelemetryReader
 from penstock.logs import stack_log_folder
-from penstock.protocol.engine import Engine
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.system_reports import EngineSummary, MpsSummary, ReplicaSummary, SettingReport
 
@@ -73,7 +72,7 @@ def model_sources(view: GatewayView, plane: DataPlane, parts: ServingParts, imag
         counts=parts.metrics.request_counts,
         counts_block=parts.metrics.is_shared,
         is_removable=parts.uploads.has_added,
-        facts=partial(_facts, view.engine.engine),
+        facts=partial(_facts, view),
     )
 
 
@@ -86,12 +85,14 @@ class _ReportsFacts(Protocol):
         ...
 
 
-def _facts(engine: Engine, model_name: str) -> EngineFacts | None:
+def _facts(view: GatewayView, model_name: str) -> tuple[EngineFacts, ...]:
+    """Of the embedded engine, else of our Triton, which the parent reads from its log."""
+    engine = view.engine.engine
     if not isinstance(engine, _ReportsFacts):
-        return None
+        return view.parent().facts.get(model_name, ())
     with suppress(InferenceError):
-        return engine.facts(model_name)
-    return None
+        return (engine.facts(model_name),)
+    return ()
 
 
 def _engine(settings: Settings, view: GatewayView) -> EngineSummary:

@@ -51,7 +51,7 @@ class CardReport(msgspec.Struct, frozen=True):
 
 
 class RunsOn(msgspec.Struct, frozen=True):
-    """Where the engine runs a model. device: cpu or cuda:0. precision: of its floats while it runs.
+    """Where the engine runs a model. device: cpu or cuda:0, several with commas. precision: of its floats meanwhile.
 
     graph_batch_sizes: batch sizes with a CUDA graph. fallbacks: a sentence for each wish of its config that is not
     fulfilled, with the reason.

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.engines.run_directory import RunDirectory
 from penstock.engines.triton.endpoints import answers_live
+from penstock.engines.triton.model_facts import merged_facts
 from penstock.engines.triton.supervisor import EngineState
 from penstock.gateway.card_engines import CardEngines, write_card_engines
 from penstock.gateway.settings_report import write_origins
@@ -288,6 +289,7 @@ class Stack:
                 mps_restarts=sum(each.restarts for each in mps),
                 mps_recovery_s=max((each.recovery_s for each in mps), default=0.0),
                 own_engines=self._own.folders,
+                facts=merged_facts([each.facts for each in self._engines]),
                 model_generations=merged_generations([each.generations for each in self._engines]),
             )
         )

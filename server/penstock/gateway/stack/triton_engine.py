@@ -12,6 +12,7 @@ from penstock.engines.run_directory import RunDirectory
 from penstock.engines.triton.client import DiskLoads, SupervisedTriton
 from penstock.engines.triton.endpoints import TritonListeners
 from penstock.engines.triton.instances import InstanceMonitor, InstanceReplacer
+from penstock.engines.triton.model_facts import FactsByModel, ModelFacts
 from penstock.engines.triton.runtime import Launch, TritonUnavailable, plain_paths
 from penstock.engines.triton.supervisor import EngineState, EngineStatus, TritonOptions, TritonSupervisor
 from penstock.gateway.card_engines import CardEngine
@@ -67,6 +68,7 @@ class StackEngine:
         self._has_card = asyncio.Event()
         self._has_card.set()
         self._began_without_card = False
+        self._facts: ModelFacts | None = None
 
     @property
     def place(self) -> CardEngine:
@@ -79,6 +81,11 @@ class StackEngine:
     def generations(self) -> dict[str, int]:
         """How often each model's processes were replaced."""
         return self._renewal.generations if self._renewal is not None else {}
+
+    @property
+    def facts(self) -> FactsByModel:
+        """How each model's instances run, by Triton's log."""
+        return self._facts.by_model(self.card.index if self.card else None) if self._facts is not None else {}
 
     def tasks(self) -> Iterator["asyncio.Task[None]"]:
         """Tasks that run until the engine is stopped, or it failed for good."""
@@ -177,8 +184,9 @@ class StackEngine:
         """Runs Triton. One of several that cannot be started is tried again, while the others serve."""
         while True:
             emit = partial(log_engine, card=self.label) if self.label else log_engine
+            self._facts = facts = ModelFacts(emit, self._hooks.changed)
             supervisor = TritonSupervisor(
-                launch, options, emit=emit, on_status=self._on_status, before_start=self._until_it_may_start
+                launch, options, emit=facts, on_status=self._on_status, before_start=self._until_it_may_start
             )
             self._supervisor = supervisor
             await supervisor.run()

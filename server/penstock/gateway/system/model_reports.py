@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -28,7 +28,7 @@ from penstock.protocol.model_reports import (
 from penstock.vision.card import NotAnImageModel, VisionCard
 from penstock.vision.spec import NetworkType
 
-MAX_MODELS = 1000
+MAX_MODELS, MAX_INSTANCES = 1000, 16
 MAX_TENSORS, MAX_VERSIONS, MAX_KEYPOINTS, MAX_TEXT = 64, 64, 256, 1000
 LABELS_IN_LIST, LABELS_OF_ONE = 8, 2000
 INDEX_TIMEOUT_S, AGE_S = 2.0, 1.0
@@ -39,7 +39,7 @@ _EMPTY_QUEUE = QueueStatistics(0, 0, 0, 0, 0, None, None)
 class ModelSources:
     """Functions that read the gateway's state. All run in the event loop, except `counts` if counts_block.
 
-    card: raises InvalidRequest. facts: how the engine runs a model; None if it does not report it.
+    card: raises InvalidRequest. facts: how the engine runs a model's instances; empty if it does not report it.
     """
 
     models: Callable[[], Mapping[str, KnownModel]]
@@ -51,7 +51,7 @@ class ModelSources:
     counts: Callable[[], Counts]
     counts_block: bool
     is_removable: Callable[[str], bool]
-    facts: Callable[[str], EngineFacts | None]
+    facts: Callable[[str], Sequence[EngineFacts]]
 
 
 class ModelReports:
@@ -127,11 +127,12 @@ class ModelReports:
         )
 
     def _runs_on(self, known: KnownModel) -> RunsOn | None:
-        facts = self._sources.facts(known.name) if known.is_ready else None
-        if facts is None:
+        instances = self._sources.facts(known.name)[:MAX_INSTANCES] if known.is_ready else ()
+        if not instances:
             return None
-        fallbacks = [sentence[:MAX_TEXT] for sentence in facts.fallbacks]
-        return RunsOn(facts.device, facts.precision, list(facts.graph_batch_sizes), fallbacks)
+        first, devices = instances[0], dict.fromkeys(facts.device for facts in instances)
+        fallbacks = dict.fromkeys(sentence[:MAX_TEXT] for facts in instances for sentence in facts.fallbacks)
+        return RunsOn(", ".join(devices), first.precision, list(first.graph_batch_sizes), list(fallbacks))
 
     def _state(self, known: KnownModel, versions: list[VersionState]) -> str:
         if known.is_ready:

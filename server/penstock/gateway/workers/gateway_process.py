@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.engines.triton.supervisor import RestartBackoff
 from penstock.logs import PROCESS_VARIABLE, get_logger
 
@@ -40,6 +41,7 @@ class EngineStatusMessage(msgspec.Struct, frozen=True, tag=True):
     mps_recovery_s: float = 0.0
     own_engines: dict[str, str] = {}
     model_generations: dict[str, int] = {}
+    facts: dict[str, tuple[EngineFacts, ...]] = {}
 
     @staticmethod
     def readers(message: "Callable[[], EngineStatusMessage]", *, has_mps: bool) -> dict[str, Callable[[], float]]:

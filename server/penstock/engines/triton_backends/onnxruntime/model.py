@@ -92,7 +92,8 @@ class TritonPythonModel:
         opened = open_model(path, Placement(kind, device_id), new_options, checked, open_cuda=open_cuda)
         for reason in opened.facts.fallbacks:
             pb_utils.Logger.log_warn(f"model '{self._name}': {reason}")
-        instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
+        instance = f"instance={args['model_instance_name']} model={self._name}"
+        instance += f" version={args['model_version']} kind={kind}"
         options = describe(config, session_options(config, budget), budget)
         pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {opened.facts.log_fields()} {options}")
         run: Run = OrtModel(opened.session, opened.signature, config, memory).run
