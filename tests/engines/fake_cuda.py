@@ -28,7 +28,7 @@ class FakeCuda:
     def __init__(self, device_id: int = 0, *, memory_bytes: int = 1 << 30) -> None:
         self.device_id = device_id
         self.stream = 77
-        self.is_closed = self.lost = False
+        self.is_closed = self.lost = self.has_no_host_memory = False
         self.waited: list[int] = []
         self.copies: list[int] = []  # their sizes in bytes
         self.sources: list[int] = []  # their addresses
@@ -46,6 +46,8 @@ class FakeCuda:
 
     def allocate_host(self, size: int) -> Any:
         """See Cuda."""
+        if self.has_no_host_memory:
+            raise CudaError("cudaHostAlloc: out of memory (CUDA error 2)")
         return np.zeros(max(size, 1), np.uint8)
 
     def is_page_locked(self, address: int) -> bool:

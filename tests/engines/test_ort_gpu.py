@@ -67,6 +67,14 @@ def test_answers_keep_their_numbers_while_they_are_held(bench: Bench) -> None:
     assert [y[0, 0] for y in held] == [number + 1 for number in range(1, 12)]
 
 
+def test_answers_are_copied_where_no_more_memory_can_be_page_locked(bench: Bench) -> None:
+    """Three answers of another size than any before are right, though none can have a block of its own."""
+    opened = bench.open(onnx_models.identity(("N", 41)))
+    bench.cuda.has_no_host_memory = True
+    held = [y_of(opened, np.full((8, 41), number, np.float32)) for number in range(3)]
+    assert [y[7, 40] for y in held] == [0, 1, 2]
+
+
 def test_page_locked_input_is_copied_by_the_gpu_alone(bench: Bench) -> None:
     """The GPU reads the request's own memory; an array with gaps goes through the staging memory."""
     opened = bench.open(onnx_models.plus(1))

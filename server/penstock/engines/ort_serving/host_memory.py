@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .cudart import CudaError
 from .threads import available_cores
 
 _MAX_LENT = 8  # blocks of one session; answers beyond are copied
@@ -40,7 +41,7 @@ class LentBlocks:
         self._tokens: list[None] = [None] * _MAX_LENT
 
     def take(self) -> Any | None:
-        """A block of at least the size, lent as long as an array of it exists; None if too many are lent."""
+        """A block of at least the size, lent as long as an array of it exists; None if there is no other."""
         try:
             self._tokens.pop()
         except IndexError:
@@ -49,7 +50,11 @@ class LentBlocks:
         try:
             block = idle.pop()
         except IndexError:
-            block = self._allocate(self._size)
+            try:
+                block = self._allocate(self._size)
+            except CudaError:  # the machine has no more memory to page-lock
+                self._tokens.append(None)
+                return None
         return np.asarray(_Lease(block, idle, self._tokens))
 
 
