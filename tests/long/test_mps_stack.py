@@ -21,35 +21,17 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
 UP_S = 60.0
-NVML = """
-NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED = 12, 9
-NVML_ERROR_LIB_RM_VERSION_MISMATCH, NVML_ERROR_NO_PERMISSION, NVML_DEVICE_MIG_ENABLE = 18, 4, 1
-NVML_COMPUTEMODE_DEFAULT, NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 0, 1
-NVML_COMPUTEMODE_PROHIBITED, NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 2, 3
-class NVMLError(Exception): value = 0
-class Memory: total, used = 141 << 30, 1 << 30
-nvmlInit = lambda: None
-nvmlSystemGetCudaDriverVersion_v2 = lambda: 13000
-nvmlSystemGetDriverVersion = lambda: "580.1"
-nvmlDeviceGetCount = lambda: 1
-nvmlDeviceGetHandleByIndex = lambda index: index
-nvmlDeviceGetMemoryInfo = lambda card: Memory
-nvmlDeviceGetCudaComputeCapability = lambda card: (9, 0)
-nvmlDeviceGetMigMode = lambda card: (0, 0)
-nvmlDeviceGetComputeRunningProcesses = lambda card: []
-nvmlDeviceGetName = lambda card: "NVIDIA H200"
-nvmlDeviceGetComputeMode = lambda card: 0
-"""
+FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
 
 
 @pytest.fixture
 def card(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An H200 and NVIDIA's programs, for every process that is started; the folder of their run directories."""
     folder = tmp_path_factory.mktemp("card")
-    (folder / "python").mkdir()
-    (folder / "python" / "pynvml.py").write_text(NVML)
+    (folder / "nvml.json").write_text(json.dumps({"cards": [{"uuid": "GPU-0", "total": 141 << 30}]}))
     monkeypatch.setenv("PATH", f"{programs(folder / 'bin')}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(folder / "python"))
+    monkeypatch.setenv("FAKE_NVML", str(folder / "nvml.json"))
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_NVML))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.delenv(PIPE_DIRECTORY, raising=False)
     return folder
@@ -76,7 +58,8 @@ def test_stack_under_mps_comes_back_from_the_daemons_death_and_leaves_nothing(
         up.wait(time.monotonic() + UP_S)
         (pipes,) = {path.parent for path in card.glob("penstock-*/run-*/control")}
         assert "set_default_active_thread_percentage 50" in (pipes / "logs" / "said").read_text()
-        assert up.stub_of("one").environ()[PIPE_DIRECTORY] == str(pipes)
+        stubs = [one for one in up.processes() if "triton_python_backend_stub".startswith(one.name())]
+        assert {one.environ()[PIPE_DIRECTORY] for one in stubs} == {str(pipes)}
         assert metric(tmp_path, "mps_up") == 1
         status = subprocess.run(
             [sys.executable, "-m", "penstock.cli.main", "mps", "status", "--json"],

@@ -1,0 +1,91 @@
+"""A whole stack on two cards of a stand-in for NVML, with the real Triton twice: one ends, and no request notices."""
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.gpu.mps_programs import programs
+from tests.integration.living import family, write_quick_models
+from tests.support.http import call, post_json
+from tests.support.stack import RunningStack, start_stack, stop_stack
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
+X = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+BACK_S = 60.0
+
+
+@pytest.fixture(params=[1, 2])
+def stack(
+    request: pytest.FixtureRequest, tmp_path: Path, triton_environment: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningStack]:
+    """With one process for the clients, and with workers; an MPS daemon for each card."""
+    state = tmp_path / "nvml.json"
+    state.write_text(json.dumps({"cards": [{"uuid": f"GPU-{index}", "total": 1 << 36} for index in range(2)]}))
+    path = f"{programs(tmp_path_factory.mktemp('p'))}:{os.environ['PATH']}"
+    environ = {"FAKE_NVML": str(state), "PYTHONPATH": str(FAKE_NVML), "PATH": path}
+    repository = write_quick_models(tmp_path / "models")
+    flags = ("--gpus", "0,1", "--mps", "on", "--workers", str(request.param), "--model-repository", str(repository))
+    started = start_stack(tmp_path / "home", *flags, environ=environ)
+    try:
+        yield started
+    finally:
+        stop_stack(started)
+
+
+def by_card(stack: RunningStack, name: str) -> dict[str, psutil.Process]:
+    """Processes of that name by what CUDA would show them."""
+    found = [one for one in family(stack) if one.name().startswith(name)]
+    return {one.environ().get("CUDA_VISIBLE_DEVICES", ""): one for one in found}
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + BACK_S
+    while not is_so():
+        assert time.monotonic() < end, "it did not come"
+        threading.Event().wait(0.05)
+
+
+def details(stack: RunningStack) -> list[str]:
+    answer = call("GET", f"{stack.http_url}/v2/health/ready")
+    assert answer.status == 200
+    found: list[str] = answer.json.get("details", [])
+    return found
+
+
+def test_end_of_one_cards_engine_costs_no_request(stack: RunningStack) -> None:
+    """Calls that it had are done by the other's; it is named while it is away, and gets calls when it is back."""
+    tritons = by_card(stack, "tritonserver")
+    assert set(tritons) == {"GPU-0", "GPU-1"}
+    outcomes: Counter[int] = Counter()
+    is_over = threading.Event()
+
+    def client() -> None:
+        while not is_over.is_set():
+            outcomes[post_json(f"{stack.http_url}/v2/models/identity/infer", X).status] += 1
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    for one in clients:
+        one.start()
+    try:
+        until(lambda: outcomes[200] > 100)
+        tritons["GPU-1"].kill()
+        until(lambda: details(stack) == ["the engine of GPU 1 does not answer; it is started again"])
+        until(lambda: not details(stack))
+    finally:
+        is_over.set()
+        for one in clients:
+            one.join()
+    assert outcomes.keys() == {200}
+    assert set(by_card(stack, "tritonserver")) == {"GPU-0", "GPU-1"}
+    report = call("GET", f"{stack.http_url}/v1/system").json["engine"]
+    assert [(row["url"], row["state"]) for row in report["replicas"]] == [("GPU 0", "up"), ("GPU 1", "up")]
+    assert report["restarts"] == 1
+    assert report["placements"]["identity"].startswith("GPU 0, GPU 1: ")
