@@ -49,6 +49,7 @@ class _Bench(msgspec.Struct, frozen=True):
     results: list[dict[str, Any]]
 
 
+_OF_ALL_MODELS = (f"{BENCH}gpu", f"{BENCH}gpu.agreement", f"{BENCH}gpu.onnx_image")
 Results = Sequence[Mapping[str, Any]]  # of a bench, each of its own shape
 
 
@@ -101,7 +102,7 @@ def _from_run(path: Path) -> Committed:
 
 def _judged_results(name: str, results: Results) -> Results:
     """The results whose models a target may speak of. Of most benches the first stands for all."""
-    return results if name == f"{BENCH}gpu" else results[:1]
+    return results if name in _OF_ALL_MODELS else results[:1]
 
 
 def read_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
@@ -190,6 +191,8 @@ _READINGS: Mapping[str, Callable[[Results], Iterable[Measurement]]] = {
     "bench video": _of_video,
     "bench peers": _of_peers,
     "bench gpu": _of_gpu,
+    "bench gpu.agreement": _of_gpu,
+    "bench gpu.onnx_image": _of_gpu,
     "bench gpu.sentences": _of_sentences,
     "bench gpu.video": _of_gpu,
 }

@@ -25,6 +25,11 @@ UNITS: Mapping[str, str] = measures.UNITS | {
     "p99_ratio": "ratio",  # to the best rival's
     "limit_share": "share",  # of the harmonic limit of the stages, each measured alone in the same run
     "raw_share": "share",  # of the same engine without a server around it, in the same run
+    "image_gpu_by_cpu": "ratio",  # /image with the model on the GPU by on the CPU
+    "top1_cuda_fp32": "share",  # of pictures with the CPU's top class
+    "top1_cuda_fp16": "share",
+    "iou_p01_cuda_fp32": "share",  # 1st percentile of the IoU with the CPU's boxes, of the worst model
+    "iou_p01_cuda_fp16": "share",
     "nvdec_share": "share",  # of NVDEC alone, in the same run
     "best_share": "share",  # of the best aggregate over all numbers of streams
     "jain": "index",  # of fairness, over what each stream got

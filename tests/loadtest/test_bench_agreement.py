@@ -12,12 +12,21 @@ import pytest
 from onnx import helper, numpy_helper
 
 from loadtest.bench.gpu.agreement import LOGIT_SPREAD, main, rescale_last_layer
+from loadtest.bench.gpu.figures import PointRun, ratios_of, results_of
 from loadtest.bench.gpu.report import main as report
 from loadtest.bench.gpu.scenes import Scenes
 from penstock.vision.spec import ColorFormat
+from penstock_load.committed import read_bench
+from penstock_load.results import State
+from penstock_load.targets import read_targets
 from tests.models.stand_in import write_stand_in
 
 MODELS = Path(__file__).resolve().parents[2] / "server" / "penstock" / "models"
+CONDITIONS = {
+    "machine": "1 × NVIDIA H200, Imagined 3000, 16 cores",
+    "command": "python -m loadtest.bench.gpu.agreement model.onnx",
+    "slo_p99_ms": "0",
+}
 RANDOM = np.random.default_rng(0)
 
 
@@ -67,7 +76,25 @@ def test_rounded_weights_are_compared_with_the_model(tmp_path: Path, media: Path
     assert boxes["boxes"]["median"] > 10
     assert 0.9 < boxes["iou_min"]["median"] < 1.0  # rounding moves some box
     assert report([str(file)]) == 0
-    assert "CPU, weights rounded to FP16" in file.with_name("report.md").read_text()
+    assert "CPU, weights rounded to FP16" in file.with_suffix(".md").read_text()
+
+
+def test_ratio_of_several_models_is_the_worst(tmp_path: Path) -> None:
+    """Targets are judged by the model that agrees least, of each engine and precision."""
+    runs = [
+        PointRun("agreement", 1, {"network": model, "by": by}, {"iou_p01": value}, model)
+        for model, by, value in (("a", "CUDA FP16", 0.99), ("b", "CUDA FP16", 0.97), ("a", "CUDA FP32", 1.0))
+    ]
+    rows = {row["measure"]: row for row in ratios_of(runs)}
+    assert (rows["iou_p01_cuda_fp16"]["model"], rows["iou_p01_cuda_fp16"]["value"]["median"]) == ("b", 0.97)
+    assert rows["iou_p01_cuda_fp32"]["value"]["median"] == 1.0
+    content = {"conditions": CONDITIONS, "results": results_of(runs)}
+    file = tmp_path / "agreement.json"
+    file.write_text(json.dumps(content))
+    judged = read_bench(file, read_targets())
+    assert judged is not None
+    states = {verdict.target_id: verdict.state for verdict in judged.verdicts}
+    assert (states["h200-boxes-fp16"], states["h200-boxes-fp32"]) == (State.FAIL, State.PASS)
 
 
 def test_missing_model_is_one_sentence(tmp_path: Path, media: Path, capsys: pytest.CaptureFixture[str]) -> None:

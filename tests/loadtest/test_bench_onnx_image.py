@@ -57,4 +57,4 @@ def test_miniature_run_on_the_cpu_is_measured_and_reported(tmp_path: Path) -> No
     assert min(rows[on]["rate"]["median"] for on in ("gpu", "cpu")) > 0
     assert min(rows[on]["server_cpu_ms"]["median"] for on in ("gpu", "cpu")) > 0.1
     assert report([str(file)]) == 0
-    assert "/image of a gateway with the embedded engine" in file.with_name("report.md").read_text()
+    assert "/image of a gateway with the embedded engine" in file.with_suffix(".md").read_text()

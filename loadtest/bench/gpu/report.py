@@ -1,6 +1,7 @@
 """The GPU bench's report from its file alone: `python -m loadtest.bench.gpu.report gpu.json`, on any machine.
 
-Writes report.md beside it. Every figure is the median over the rounds (lowest to highest).
+Writes report.md beside it, NAME.md beside another NAME.json. Every figure is the median over the rounds (lowest to
+highest).
 """
 
 import argparse
@@ -37,7 +38,7 @@ def report_text(content: Mapping[str, Any], judged: Committed | None) -> str:
     models = ", ".join(dict.fromkeys(row.model for row in rows))
     trial = "**No GPU, no MPS: a trial of the bench.** " if conditions["gpu versions"].startswith("no driver") else ""
     head = [
-        "# One GPU, many processes: MPS, batching, JPEG", "",
+        f"# {'ONNX models on a GPU' if _is_onnx(rows) else 'One GPU, many processes: MPS, batching, JPEG'}", "",
         f"{conditions['machine']}. {conditions.get('at', '')}. Models {models}; `-random` in a name: the weights are, "
         f"the arithmetic is the network's. {trial}The load generator ran on the same cores. Figures are medians over "
         "interleaved rounds (lowest to highest). SM activity says that an SM holds work, not how much: occupancy and "
@@ -62,6 +63,10 @@ def report_text(content: Mapping[str, Any], judged: Committed | None) -> str:
     return "\n".join([*filter(None, sections), "## Facts", "", *facts, ""])
 
 
+def _is_onnx(rows: Sequence[PointRow]) -> bool:
+    return bool(rows) and all(row.part in ("image", "agreement") for row in rows)
+
+
 def part_table(title: str, rows: Sequence[PointRow]) -> str:
     """A line a point, by its key, with every figure that a row of the part has."""
     rows = sorted(rows, key=lambda row: [f"{value:>6}" for value in row.key.values()])
@@ -83,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.report", description=__doc__)
     parser.add_argument("file", type=Path, help="what python -m loadtest.bench.gpu wrote")
     path = parser.parse_args(arguments).file
-    page = path.with_name("report.md")
+    page = path.with_name("report.md" if path.stem == "gpu" else f"{path.stem}.md")
     try:
         page.write_text(report_text(json.loads(path.read_text()), read_bench(path, read_targets())))
     except (OSError, ResultsError, KeyError, TypeError, ValueError) as error:
