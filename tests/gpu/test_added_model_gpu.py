@@ -16,7 +16,7 @@ import pytest
 from penstock.engines.config_pbtxt import read_proto
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.engines.ort_serving.placement import Precision
-from penstock.models.placement.choice import Device, Placement
+from penstock.models.placement.choice import Device, ModelPlacement
 from penstock.models.placement.trial import try_placements
 from tests.test_architecture import CHECKOUT
 
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 YOLOX = CHECKOUT.parent / "shared" / "models" / "yolox_nano.onnx"
 STREET = CHECKOUT / "server" / "penstock" / "models" / "shipped" / "street"
-FP32, FP16 = Placement(Device.GPU), Placement(Device.GPU, Precision.FP16)
+FP32, FP16 = ModelPlacement(Device.GPU), ModelPlacement(Device.GPU, Precision.FP16)
 
 
 def test_trial_on_the_gpu_agrees_with_the_cpu_and_is_faster() -> None:

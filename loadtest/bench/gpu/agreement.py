@@ -38,7 +38,7 @@ from penstock.models.added_folder import CannotAdd
 from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_answers
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.choice import ON_CPU, PRECISIONS, Device, Placement
+from penstock.models.placement.choice import ON_CPU, PRECISIONS, Device, ModelPlacement
 from penstock.models.placement.placed_model import PlacedModel, open_placed
 from penstock.protocol.vision_results import VisionResult
 
@@ -56,7 +56,7 @@ class Variant:
 
     name: str
     folder: Path
-    placement: Placement
+    placement: ModelPlacement
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ def variants_of(folder: Path, work: Path, *, is_gpu: bool, precisions: Sequence[
     if not is_gpu:
         copy = rounded_copy(folder, work / "rounded" / folder.name)
         return [Variant("CPU, weights rounded to FP16", copy, ON_CPU)]
-    placements = [Placement(Device.GPU, precision) for precision in precisions]
+    placements = [ModelPlacement(Device.GPU, precision) for precision in precisions]
     return [Variant(f"CUDA {one.precision.name}", folder, one) for one in placements]
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.engines.config_pbtxt import read_proto
 from penstock.engines.ort_serving.placement import Precision
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.choice import ON_CPU, Device, Placement
+from penstock.models.placement.choice import ON_CPU, Device, ModelPlacement
 from penstock.models.placement.placed_model import PlacedModel, placed_config
 from penstock.protocol.vision_results import Detections
 from penstock.vision.decode import decode
@@ -32,7 +32,7 @@ def test_model_on_the_cpu_finds_the_same_in_a_batch() -> None:
 def test_config_names_device_and_precision_for_every_instance() -> None:
     """The placed config keeps the number of instances and sets kind and precision."""
     config = read_proto(STREET / "config.pbtxt")
-    placed = placed_config(config, Placement(Device.GPU, Precision.FP16))
+    placed = placed_config(config, ModelPlacement(Device.GPU, Precision.FP16))
     assert [(group.count, group.kind) for group in placed.instance_group] == [(2, 1)]
     assert placed.parameters["precision"].string_value == "fp16"
     assert "precision" not in config.parameters
@@ -42,7 +42,7 @@ def test_config_names_device_and_precision_for_every_instance() -> None:
 def test_model_on_a_missing_gpu_is_refused() -> None:
     """Without CUDA a model is not opened for the GPU, and the reason is the engine's."""
     with pytest.raises(TrialFailed, match="onnxruntime-gpu is not installed here"):
-        PlacedModel(STREET, Placement(Device.GPU))
+        PlacedModel(STREET, ModelPlacement(Device.GPU))
 
 
 def test_folder_without_a_card_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.engines.config_pbtxt import read_proto
 from penstock.engines.ort_serving.placement import Precision
-from penstock.models.placement.choice import CannotPlace, Device, Placement, PlacementTrial, PlacementWish
+from penstock.models.placement.choice import CannotPlace, Device, ModelPlacement, PlacementTrial, PlacementWish
 from penstock.models.placement.placing import NO_CARD, place
 from penstock.models.placement.trial import read_replies, try_placements
 
@@ -35,7 +35,7 @@ def trials_of(*rates: float) -> list[PlacementTrial]:
 @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="this ONNX Runtime has CUDA")
 def test_trial_process_measures_the_cpu_and_says_why_the_gpu_did_not_run(folder: Path) -> None:
     """The child process sends a rate for the CPU, and ONNX Runtime's reason for each placement on the GPU."""
-    wanted = [Placement(Device.GPU), Placement(Device.GPU, Precision.FP16)]
+    wanted = [ModelPlacement(Device.GPU), ModelPlacement(Device.GPU, Precision.FP16)]
     cpu, *others = try_placements(folder, wanted, pictures=[], rows=2)
     assert (cpu.device, cpu.problem, cpu.best_rows) == (Device.CPU, "", 2)
     assert cpu.rate > 1
@@ -45,14 +45,14 @@ def test_trial_process_measures_the_cpu_and_says_why_the_gpu_did_not_run(folder:
 
 def test_trial_process_that_ends_early_leaves_a_reason(tmp_path: Path) -> None:
     """A folder that cannot be opened gives a reason for the CPU, and no placement is without an entry."""
-    trials = try_placements(tmp_path, [Placement(Device.GPU)], pictures=[], rows=1)
+    trials = try_placements(tmp_path, [ModelPlacement(Device.GPU)], pictures=[], rows=1)
     assert len(trials) == 2
     assert all(one.problem for one in trials)
 
 
 def test_trial_that_takes_too_long_is_stopped(folder: Path) -> None:
     """A trial over its time limit is stopped, and every placement says so."""
-    trials = try_placements(folder, [Placement(Device.GPU)], pictures=[], rows=1, wall_s=0.05)
+    trials = try_placements(folder, [ModelPlacement(Device.GPU)], pictures=[], rows=1, wall_s=0.05)
     assert [one.problem for one in trials] == ["its trial took more than 0.05 s; it was stopped"] * 2
 
 

@@ -20,7 +20,7 @@ class Device(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ModelPlacement:
     """A device, and the type of the network's floats while it runs. Inputs and outputs keep their types."""
 
     device: Device
@@ -30,7 +30,7 @@ class Placement:
         return f"the {self.device.upper()} in {self.precision.name}"
 
 
-ON_CPU = Placement(Device.CPU)
+ON_CPU = ModelPlacement(Device.CPU)
 PRECISIONS = (Precision.FP32, Precision.TF32, Precision.FP16)  # that a float model can run in on a GPU
 
 
@@ -45,7 +45,7 @@ class PlacementWish:
     device: Device | None = None
     precision: Precision | None = None
 
-    def allows(self, placement: Placement) -> bool:
+    def allows(self, placement: ModelPlacement) -> bool:
         """Whether the placement is as demanded."""
         return self.device in (None, placement.device) and self.precision in (None, placement.precision)
 
@@ -69,9 +69,9 @@ class PlacementTrial(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> ModelPlacement:
         """Where it ran."""
-        return Placement(self.device, self.precision)
+        return ModelPlacement(self.device, self.precision)
 
     @property
     def best_rows(self) -> int:
@@ -111,9 +111,9 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[PlacementTrial, ...] = ()
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> ModelPlacement:
         """Device and precision."""
-        return Placement(self.device, self.precision)
+        return ModelPlacement(self.device, self.precision)
 
 
 def choose(trials: Sequence[PlacementTrial], wish: PlacementWish = PlacementWish()) -> PlacementChoice:
@@ -140,12 +140,12 @@ def choose(trials: Sequence[PlacementTrial], wish: PlacementWish = PlacementWish
     )  # fmt: skip
 
 
-def placements_to_try(wish: PlacementWish) -> tuple[Placement, ...]:
+def placements_to_try(wish: PlacementWish) -> tuple[ModelPlacement, ...]:
     """Besides the CPU in FP32: those that are chosen by themselves, or the demanded one."""
     if wish.device is Device.CPU:
         return ()
     wanted = (Precision.FP32, Precision.FP16) if wish.precision is None else (wish.precision,)
-    return tuple(Placement(Device.GPU, precision) for precision in wanted)
+    return tuple(ModelPlacement(Device.GPU, precision) for precision in wanted)
 
 
 def unfulfillable(wish: PlacementWish) -> str:

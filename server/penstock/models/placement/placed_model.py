@@ -16,7 +16,7 @@ from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError
 from penstock.engines.ort_serving.placement import CUDA, Precision
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.choice import Device, Placement
+from penstock.models.placement.choice import Device, ModelPlacement
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
 from penstock.protocol.vision_results import VisionResult
@@ -43,7 +43,7 @@ class PlacedModel:
     """One open model, a context that frees it. `results` may be called by several threads."""
 
     def __init__(
-        self, folder: Path, placement: Placement, *, threads: int | None = None, is_checked: bool = True
+        self, folder: Path, placement: ModelPlacement, *, threads: int | None = None, is_checked: bool = True
     ) -> None:
         """folder: with config.pbtxt. threads: of one run on the CPU; None as configured. is_checked: see open_placed.
 
@@ -117,7 +117,7 @@ class PlacedModel:
             raise TrialFailed(str(error)) from error
 
 
-def open_placed(folder: Path, placement: Placement, *, threads: int | None = None) -> PlacedModel:
+def open_placed(folder: Path, placement: ModelPlacement, *, threads: int | None = None) -> PlacedModel:
     """The model where it is placed. is_checked of it: whether the engine compared its outputs with the CPU's.
 
     The engine refuses FP16 and TF32 if outputs differ, or cannot be compared because the model sorts them. Then it is
@@ -131,7 +131,7 @@ def open_placed(folder: Path, placement: Placement, *, threads: int | None = Non
         return PlacedModel(folder, placement, threads=threads, is_checked=False)
 
 
-def placed_config(config: model_config_pb2.ModelConfig, placement: Placement) -> model_config_pb2.ModelConfig:
+def placed_config(config: model_config_pb2.ModelConfig, placement: ModelPlacement) -> model_config_pb2.ModelConfig:
     """A copy whose instances run there. The number of instances is kept."""
     placed = model_config_pb2.ModelConfig()
     placed.CopyFrom(config)

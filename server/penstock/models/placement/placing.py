@@ -12,7 +12,7 @@ from penstock.models.added_folder import proto_text
 from penstock.models.placement.choice import (
     CannotPlace,
     Device,
-    Placement,
+    ModelPlacement,
     PlacementChoice,
     PlacementTrial,
     PlacementWish,
@@ -26,7 +26,7 @@ from penstock.models.placement.trial import try_placements
 
 BATCH_OWNER, BATCH_ROWS = "batch_owner", "max_batch_size"  # parameters of config.pbtxt
 NO_CARD = "there is no NVIDIA GPU here"
-Try = Callable[[Path, Sequence[Placement], Sequence[Path], int], list[PlacementTrial]]
+Try = Callable[[Path, Sequence[ModelPlacement], Sequence[Path], int], list[PlacementTrial]]
 
 
 def why_no_gpu() -> str:
@@ -60,7 +60,9 @@ def place(
     return choice
 
 
-def _try(folder: Path, placements: Sequence[Placement], pictures: Sequence[Path], rows: int) -> list[PlacementTrial]:
+def _try(
+    folder: Path, placements: Sequence[ModelPlacement], pictures: Sequence[Path], rows: int
+) -> list[PlacementTrial]:
     return try_placements(folder, placements, pictures=pictures, rows=rows)
 
 

@@ -18,7 +18,7 @@ from penstock.models.check.answers import compare_answers
 from penstock.models.inspect.picture_views import Picture, part_views, whole_views
 from penstock.models.inspect.trial import read_pictures
 from penstock.models.inspect.trial_session import TrialFailed
-from penstock.models.placement.choice import ON_CPU, Device, Placement, PlacementTrial
+from penstock.models.placement.choice import ON_CPU, Device, ModelPlacement, PlacementTrial
 from penstock.models.placement.placed_model import PlacedModel, PreparedPicture, open_placed
 from penstock.process_limits import end_with_parent, limit_process
 from penstock.protocol.errors import InferenceError
@@ -42,7 +42,7 @@ class TrialRequest(msgspec.Struct, frozen=True):
 
 
 def try_placements(
-    folder: Path, placements: Sequence[Placement], *, pictures: Sequence[Path], rows: int, wall_s: float = WALL_S
+    folder: Path, placements: Sequence[ModelPlacement], *, pictures: Sequence[Path], rows: int, wall_s: float = WALL_S
 ) -> list[PlacementTrial]:
     """The CPU's trial in FP32, then one of each placement; what did not run has its reason. Blocks for wall_s at most.
 
@@ -78,7 +78,7 @@ def read_replies(output: bytes) -> list[PlacementTrial]:
 
 
 def run_trials(
-    folder: Path, pictures: Sequence[Picture], placements: Sequence[Placement], *, rows: int
+    folder: Path, pictures: Sequence[Picture], placements: Sequence[ModelPlacement], *, rows: int
 ) -> Iterator[PlacementTrial]:
     """As try_placements, in this process, one after the other."""
     try:
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str], replies: BinaryIO) -> None:
         trial = PlacementTrial(device=Device.CPU, precision=Precision.FP32, problem=str(error))
         replies.write(msgspec.json.encode(trial) + b"\n")
         return
-    placements = [Placement(device, precision) for device, precision in request.placements]
+    placements = [ModelPlacement(device, precision) for device, precision in request.placements]
     for trial in run_trials(Path(request.folder), pictures, placements, rows=request.rows):
         replies.write(msgspec.json.encode(trial) + b"\n")
         replies.flush()
