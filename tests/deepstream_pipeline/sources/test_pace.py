@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_video.sources.lifecycle import Pace, Stillness
+from penstock_video.sources.pace import Pace, Stillness
 
 
 def feed(pace: Pace, fps: float, from_s: float, to_s: float, limit: float | None = 25.0) -> bool:
