@@ -37,7 +37,7 @@ class FakeOpener:
 
     def __init__(self, room: int = sys.maxsize) -> None:
         self.opened: list[FakeNvCodec] = []
-        self.are_broken = False
+        self.are_broken = self.is_alone = False
         self.room = room
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:

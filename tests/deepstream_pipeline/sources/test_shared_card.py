@@ -252,6 +252,18 @@ def test_full_card_is_no_fault_of_the_camera_and_does_not_end_the_process(
     assert fake[1].is_all_given_back
 
 
+@pytest.mark.parametrize("is_realtime", [False, True])
+def test_file_at_full_speed_shares_no_decoder(
+    path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_realtime: bool
+) -> None:
+    """Two would take turns; what is played as a camera may share one."""
+    opener = FakeOpener()
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda device: opener)
+    with camera(path, is_realtime=is_realtime) as (parent, _):
+        assert len(parent.rest()) == FRAMES
+    assert opener.is_alone is not is_realtime
+
+
 def test_card_that_became_full_ends_a_stream_that_changes_its_size(
     tmp_path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
