@@ -46,6 +46,7 @@ class FakeWatch:
     suspicions: int = 0
     late: list[tuple[str, float]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     async def find(self, model_name: str) -> ModelConfig:
         if model_name == "new":
