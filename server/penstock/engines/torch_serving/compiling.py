@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor
 
 from .config import EngineSpec
 from .package_cache import cache_folder, package_of
