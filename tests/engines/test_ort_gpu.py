@@ -140,10 +140,10 @@ def test_device_tensor_has_the_type_shape_and_address_of_its_capsule() -> None:
         DeviceTensor(np.zeros(2, np.complex64).__dlpack__())
 
 
-def test_input_of_another_shape_gets_onnx_runtimes_error(bench: Bench) -> None:
+def test_input_of_another_shape_is_rejected(bench: Bench) -> None:
     """Four columns instead of three do not reach the buffers."""
     opened = bench.open(onnx_models.plus(1))
-    with pytest.raises(OrtRequestError, match="Got: 4 Expected: 3"):
+    with pytest.raises(OrtRequestError, match=r"the inputs 'x' \[2, 4\] do not fit"):
         y_of(opened, np.ones((2, 4), np.float32))
     assert y_of(opened, rows(1))[0, 0] == 2
 

@@ -74,6 +74,18 @@ def test_model_that_computes_shapes_gets_a_session_for_each_batch_size(bench: Be
     assert all(len(session.graphs) == 1 for session in bench.sessions)
 
 
+def test_graphs_that_break_each_other_get_a_session_each(bench: Bench) -> None:
+    """A session whose earlier graphs answer NaN after it has captured another size is replaced by one per size."""
+
+    def change(array: Any) -> Any:
+        return array * np.nan if len(bench.sessions[-1].graphs) > 1 else array
+
+    opened = bench.open(onnx_models.plus(1), change=change)
+    assert (opened.facts.graph_batch_sizes, opened.facts.fallbacks) == ((1, 2, 4, 8), ())
+    assert [len(session.graphs) for session in bench.sessions] == [4, 1, 1, 1, 1]
+    assert y_of(opened, rows(1, 2, 3))[:, 0].tolist() == [2, 3, 4]
+
+
 def test_weights_that_fit_only_once_are_not_loaded_for_each_batch_size(bench: Bench) -> None:
     """A GPU with little memory runs such a model without a graph."""
     bench.cuda = FakeCuda(memory_bytes=2_000)

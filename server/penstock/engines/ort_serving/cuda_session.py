@@ -133,6 +133,9 @@ class CudaRunner:
         options: of a run without fixed buffers. Raises ONNX Runtime's errors, CudaError, OrtRequestError.
         """
         rows = self._rows(feed)
+        if rows is None and self._forms is not None:  # never through a session with graphs: it could break them
+            shapes = ", ".join(f"'{name}' {list(_shape(array))}" for name, array in feed.items())
+            raise OrtRequestError(f"the inputs {shapes} do not fit the model's", is_client_error=True)
         if rows is None or self._forms is None:
             host = {name: self._on_host(array) for name, array in feed.items()}
             return self._session_of(self._most_rows).run(list(names), host, unbound_options(options))

@@ -246,22 +246,24 @@ class _GpuOpener:
         return smaller
 
     def _captured(self, cuda: Cuda, attempt: _Attempt) -> tuple[CudaRunner, tuple[int, ...]]:
-        """By one session, or by one per batch size if only a fixed size keeps all operators on the GPU."""
+        """By one session, or by one per batch size.
+
+        The second keeps operators on the GPU that compute shapes. And ONNX Runtime 1.31 frees buffers of a convolution
+        when its input has another size, which graphs of the earlier size still use (ResNet-50 in FP16: NaN).
+        """
         try:
             session = self._session(cuda, attempt, has_graphs=True)
-        except OrtLoadError as error:
-            if not self._fixing_the_size_helps(cuda, attempt, error):
-                raise
-        else:
             return self._with_graphs(cuda, attempt, lambda _: session)
+        except OrtLoadError as error:
+            if cuda.is_lost() or _lacks_memory(error) or not self._may_load_for_each_size(cuda, attempt):
+                raise
+        session = None
         sessions = {size: self._session(cuda, attempt, has_graphs=True, rows=size) for size in attempt.buckets}
         return self._with_graphs(cuda, attempt, sessions.__getitem__)
 
-    def _fixing_the_size_helps(self, cuda: Cuda, attempt: _Attempt, error: OrtLoadError) -> bool:
-        """Operators that compute shapes run on the CPU, unless the shapes are constants. Each loads the weights."""
+    def _may_load_for_each_size(self, cuda: Cuda, attempt: _Attempt) -> bool:
         weights = self._path.stat().st_size * len(attempt.buckets)
-        is_partly_on_cpu = _graph_reason(str(error)) == _PARTLY_ON_CPU
-        return is_partly_on_cpu and bool(self._batch_names()) and weights < cuda.free_bytes() * (1 - _MEMORY_SHARE)
+        return bool(self._batch_names()) and weights < cuda.free_bytes() * (1 - _MEMORY_SHARE)
 
     def _batch_names(self) -> set[str]:
         """Names of the inputs' first dimension; empty without a batch dimension, or if one has no name."""
