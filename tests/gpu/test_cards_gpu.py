@@ -2,7 +2,7 @@
 
     PENSTOCK_ENGINE_ENVIRONMENT=DIR python -m pytest -p no:randomly -s tests/gpu/test_cards_gpu.py
 
-With one card, the tests of several are skipped. They were never run: no machine with two cards was at hand.
+With one card, the tests of several are skipped. None of these tests was run yet.
 """
 
 import contextlib
