@@ -94,6 +94,7 @@ class FakeCore:
     asked: list[InferRequest] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
     cancelled: int = 0
     suspicions: int = 0
     answers: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
