@@ -42,6 +42,7 @@ ELSEWHERE = {
     f"{PENSTOCK} serve": "runs until Ctrl-C: tests/integration/test_serve.py",
     f"{PENSTOCK} up": "the stack of the tests; its flags: tests/integration/test_access.py, test_tls.py, test_audit.py",
     f"{PENSTOCK} models add best.pt2": "needs PyTorch: tests/models/inspect/test_torch_files.py",
+    f"{PENSTOCK} models optimize yolox-nano --torch": "needs PyTorch: tests/models/optimize/test_torch_twin.py",
     f"{PENSTOCK} setup": "downloads 410 MB; what it does: tests/engines/test_triton_environment.py",
     f"{PENSTOCK} mps": "needs a GPU: tests/gpu/test_mps_gpu.py",
     f"{PENSTOCK} video run deepstream_pipeline": "needs cameras: tests/integration/test_video_run.py",
@@ -179,7 +180,7 @@ def test_command_of_a_page_runs(
     environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)} | PASSWORDS
     if words[1:2] == ["models"]:
         words += OPTIONS[words[2]](stack, shared_dir)
-    if "remove" in words:
+    if "remove" in words or words[2:4] == ["optimize", "best"]:
         add = [*words[:2], "add", "best.onnx", *NO_GATEWAY]
         subprocess.run(add, cwd=tmp_path, env=environ, capture_output=True, timeout=90, check=True)
     if words[1] in ("infer", "video"):
