@@ -63,7 +63,7 @@ def test_build_as_json_is_one_object(model: Path) -> None:
         (("small", "--for", "9.0"), 2, "--for: TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), only for"),
         (("small", "--for", "8.9,6.1"), 2, "TensorRT-RTX builds no engine for 6.1 (Pascal: P4, P40, P100)"),
         (("small", "--for", "ada"), 2, "--for 'ada' should be a compute capability: 7.5, 8.0"),
-        (("small", "--for", "8.9", "--precision", "int8"), 2, "--precision int8 is not built: give fp32, which keeps"),
+        (("small", "--for", "8.9", "--precision", "int8"), 2, "--precision int8 is not possible: give fp32 (keeps"),
         (("smal", "--for", "8.9"), 1, "there is no model 'smal' on this machine: did you mean small?"),
         (("./none.onnx", "--for", "8.9"), 2, "there is no file ./none.onnx"),
         (("people", "--for", "8.9"), 1, "model 'people' is of backend 'python': engines are built of ONNX models"),

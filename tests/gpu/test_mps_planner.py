@@ -29,7 +29,7 @@ def test_merged_batches_have_all_threads_beside_limited_clients() -> None:
     assert threads(tuple(limited)) == {12.0}
     assert plan.threads == 0.0
     assert plan.line == (
-        "shared: 8 processes, all threads: batches of up to 64 fill the GPU; 4 are enough (count in instance_group)"
+        "shared: 8 processes, all threads: batches of up to 64 fill the GPU; 4 are enough (set count in instance_group)"
     )
     assert limited[0].line == (
         "client-00: 1 process, 12 % of the threads each: 9 processes with single rows share the GPU"

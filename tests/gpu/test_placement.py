@@ -24,7 +24,7 @@ def test_models_too_large_for_all_cards_are_spread_and_the_busiest_is_copied_fir
     placed = place([card(0), card(1)], [need("a", 50), need("b", 50), need("c", 20, load=0.5), need("d", 20)])
     assert {placed.models["a"], placed.models["b"]} == {(0,), (1,)}
     assert placed.models["c"] != placed.models["d"]
-    assert "GPU 1 has 10.0 GiB free of the 50.0 GiB" in placed.reasons["a"]
+    assert "GPU 1 has 10.0 GiB free, 50.0 GiB needed" in placed.reasons["a"]
     more = place([card(0, 20), card(1, 20), card(2, 12)], [need("c", 12, load=0.5), need("d", 12)])
     assert more.models == {"c": (0, 2), "d": (1,)}
 
@@ -41,7 +41,7 @@ def test_model_that_names_cards_is_there_only() -> None:
     """As its config.pbtxt says; on none if they are lost or not used."""
     placed = place([card(0), card(1, lost="gone")], [need("a", 1, cards=(0,)), need("b", 1, cards=(1,)), need("c", 1)])
     assert placed.models == {"a": (0,), "b": (), "c": (0,)}
-    assert placed.reasons["b"] == "no card, as none of them is used here: its config.pbtxt names 1"
+    assert placed.reasons["b"] == "no card, because none of them is used here: its config.pbtxt names 1"
 
 
 def test_model_that_fits_nowhere_is_tried_on_the_freest_card() -> None:

@@ -80,7 +80,7 @@ async def test_other_models_are_called_as_before(config: ModelConfig | None) -> 
     """Only pictures share calls, and only where a trial showed that rows are independent."""
     async with bench(config) as worker:
         assert not worker.batches.owns("m")
-        with pytest.raises(EngineUnavailable, match="'m' is being loaded anew"):
+        with pytest.raises(EngineUnavailable, match="'m' is being reloaded"):
             await worker.batches.infer(asking(1), client="one")
 
 

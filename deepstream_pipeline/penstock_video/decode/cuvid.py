@@ -161,7 +161,7 @@ class DecodeStatus(ctypes.Structure):
 
 class PictureFormat(NamedTuple):
     """A sequence's pictures. surfaces: least number to decode it. coded: (width, height) in pixels. area: (left, top,
-    right, bottom) that is shown. chroma: 1 for 4:2:0."""
+    right, bottom) that is displayed. chroma: 1 for 4:2:0."""
 
     codec: str
     chroma: int
@@ -172,7 +172,7 @@ class PictureFormat(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) of what is shown."""
+        """(width, height) of the displayed area."""
         left, top, right, bottom = self.area
         return right - left, bottom - top
 
@@ -225,7 +225,7 @@ class Cuvid:
         try:
             self.call("cuvidGetDecoderCaps", ctypes.addressof(caps))
         except CuvidFailed as error:
-            raise NeedsCpu(f"the card does not say what NVDEC takes ({error})") from None
+            raise NeedsCpu(f"the driver does not report what NVDEC supports ({error})") from None
         return {
             "num_decoder_engines": caps.engines if caps.is_supported else 0,
             "width_min": caps.width_min,
@@ -240,7 +240,7 @@ def _functions() -> dict[str, Any]:
     try:
         waiting, quick = ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY)
     except OSError as error:
-        raise NeedsCpu(f"NVIDIA's {LIBRARY} is not here ({error}): install the driver's video part") from None
+        raise NeedsCpu(f"NVIDIA's {LIBRARY} was not found ({error}): install the driver's video libraries") from None
     found: dict[str, Any] = {}
     for name, arguments in _FUNCTIONS.items():
         found[name] = function = getattr(quick if name in _WITH_GIL else waiting, name)
@@ -249,8 +249,8 @@ def _functions() -> dict[str, Any]:
 
 
 class ParserEvents(NamedTuple):
-    """Called within `Parser.parse`. format: returns the number of surfaces that picture indices count through. picture:
-    with the address of a CUVIDPICPARAMS, to be decoded now. display: with picture index and stamp."""
+    """Called within `Parser.parse`. format: returns the number of decode surfaces. picture: gets the address of a
+    CUVIDPICPARAMS, to be decoded now. display: gets the picture index and the timestamp."""
 
     format: Callable[[PictureFormat], int]
     picture: Callable[[int], None]
@@ -324,7 +324,7 @@ class Parser:
         return self._attempt(lambda: self._events.display(shown.index, shown.timestamp))
 
     def _attempt(self, action: Callable[[], int | None]) -> int:
-        """The library's answer: 0 after an exception, which `parse` raises."""
+        """Return value for the library: 0 after an exception, which `parse` then raises."""
         if self._fault is not None:
             return 0
         try:
@@ -335,7 +335,7 @@ class Parser:
 
 
 def is_intra(picture: int) -> bool:
-    """Whether it refers to no other picture. picture: address of a CUVIDPICPARAMS."""
+    """Whether the picture refers to no other one. picture: address of a CUVIDPICPARAMS."""
     return bool(c_int.from_address(picture + 4 * _INTRA).value)
 
 

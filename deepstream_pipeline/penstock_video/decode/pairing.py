@@ -45,7 +45,7 @@ def may_share(one: PictureFormat) -> bool:
 
 
 def may_pair(one: PictureFormat, other: PictureFormat) -> bool:
-    """Whether both streams' pictures may come of one decoder, which has one codec, size and depth."""
+    """Whether one decoder may decode both streams: a decoder has one codec, size and depth."""
     is_alike = (one.codec, one.chroma, one.bit_depth, one.coded) == (
         other.codec, other.chroma, other.bit_depth, other.coded,
     )  # fmt: skip
@@ -224,7 +224,7 @@ class DecoderPool:
             )
 
     def leave(self, shared: SharedDecoder, base: int) -> None:
-        """By the lane alone."""
+        """Called only by the lane."""
         with self._lock:
             shared.streams -= 1
             shared.held.pop(base, None)

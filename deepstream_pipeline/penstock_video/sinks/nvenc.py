@@ -80,9 +80,9 @@ def fault_of(encoder: Encoder) -> str:
         picture = np.full((TRIAL_SIZE[1], TRIAL_SIZE[0], 3), 40 * number, np.uint8)
         packets = encoder.encode(picture, number * KEY_EVERY_S / 2)
         if len(packets) != 1:
-            return f"it gave {len(packets)} packets for picture {number}, not one"
+            return f"NVENC returned {len(packets)} packets for picture {number} instead of one"
         if packets[0].is_keyframe is not is_key:
-            return f"picture {number} {'was to be a' if is_key else 'became a'} keyframe"
+            return f"picture {number} {'should be a' if is_key else 'should not be a'} keyframe"
     return ""
 
 

@@ -60,27 +60,27 @@ class DecoderCards:
         return {} if at is None else self._cards[at].environ
 
     def opened(self, source_id: str, pixels_per_s: float) -> None:
-        """The source is open, with this rate."""
+        """Records the rate of a source that was opened."""
         if (source := self._sources.get(source_id)) is not None and pixels_per_s > 0:
             source.pixels_per_s = pixels_per_s
 
     def avoid(self, source_id: str, now: float) -> bool:
-        """The source's card is gone or full: the source tries others for a while. Whether there are others."""
+        """Avoids the source's card, which is lost or full, for a while. Returns whether there are other cards."""
         at = self.position(source_id)
         if at is None:
             return False
         source = self._sources[source_id]
         source.avoided[at] = now + CARD_GONE_FOR_S
-        log.warning("a source leaves its card", source=source_id, card=self._cards[at].card.label)
+        log.warning("a source moves away from its card", source=source_id, card=self._cards[at].card.label)
         return any(now >= source.avoided.get(other, 0.0) for other in range(len(self._cards)))
 
     def leave(self, source_id: str) -> None:
-        """The source has no process; its rate and last card are remembered."""
+        """Records that the source has no process. Its rate and last card are kept."""
         if (source := self._sources.get(source_id)) is not None:
             source.at = None
 
     def forget(self, source_id: str) -> None:
-        """The source is over."""
+        """Removes a source that has ended."""
         self._sources.pop(source_id, None)
 
 

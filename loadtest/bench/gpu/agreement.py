@@ -1,4 +1,4 @@
-"""Do models answer on the card what they answer on the CPU? Classes and boxes of frames, photos and crops, compared.
+"""Compares the results of models on the GPU with those on the CPU: classes and boxes of frames, photos and crops.
 
 Each model is opened as the embedded engine opens it: on the CPU in FP32 for reference, on the card in FP32, TF32 and
 FP16. Both get the same preprocessed pictures, and the gateway's parser reads both outputs. A classifier with random
@@ -171,7 +171,7 @@ def measure_model(
     folder: Path, scenes: Scenes, ledger: PointLedger, pool: ThreadPoolExecutor, *, variants: Sequence[Variant],
     rows: int,
 ) -> None:  # fmt: skip
-    """Adds a run for each variant to the ledger; what fails is noted there, and the others go on."""
+    """Adds a run for each variant to the ledger; failures are recorded there, and the other variants still run."""
     with ExitStack() as stack:
         try:
             reference = stack.enter_context(PlacedModel(folder, ON_CPU, threads=1))
@@ -200,7 +200,7 @@ def measure_model(
 
 
 def note_failure(ledger: PointLedger, why: str) -> None:
-    """In the file and on the screen at once: the card is lent for minutes."""
+    """Writes it to the file and the screen at once, because the GPU may be available only for minutes."""
     ledger.failures.append(f"agreement: {why}")
     print(f"agreement: {why}", file=sys.stderr, flush=True)
 
@@ -212,7 +212,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("models", type=Path, nargs="*", metavar="FILE", help="ONNX files, and folders of models that were added")
     add("--media", type=Path, required=True, metavar="DIR", help="folder with .avi and .jpg")
     add("--json", type=Path, default=Path("agreement.json"), metavar="FILE", help="the figures [agreement.json]")
-    add("--pictures", type=int, default=0, metavar="N", help="so many, evenly spread [all]")
+    add("--pictures", type=int, default=0, metavar="N", help="number of scenes, evenly spread [all]")
     add("--rows", type=int, default=8, metavar="N", help="pictures a call on the card [8]")
     add("--precision", type=Precision, nargs="+", default=PRECISIONS, metavar="P", help="fp32 tf32 fp16 [all]")
     add("--no-classifier", dest="has_classifier", action="store_false", help="without the random ResNet-50")
@@ -228,7 +228,7 @@ def card_facts(*, is_gpu: bool) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every model was compared, else 1, and what could be stands in the file."""
+    """0 if every model was compared, else 1. The file has all results that were measured."""
     options = parse_arguments(arguments)
     configure_logs(LogFormat.TEXT, "error")
     ort.set_default_logger_severity(SEVERITY_FATAL)

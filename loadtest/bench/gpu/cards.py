@@ -2,10 +2,10 @@
 
     python -m loadtest.bench.gpu.cards [--only served,streams] [--rounds 3] [--json cards.json] [--work DIR]
 
-Each round measures one card and both, in an order drawn anew; each starts its own stack. served: JPEGs a second that
+Each round measures one card and both, in a random order; each starts its own stack. served: JPEGs a second that
 closed-loop callers get over HTTP, decoded on the card. streams: frames a second that are inferred of 720p30 H.264
 cameras, twice as many of them on two cards. The load generator and the gateway use the same cores: look at the figure
-machine_cores before you blame a card. Needs two NVIDIA GPUs; it was never run, because none had two.
+machine_cores before you blame a card. Needs two NVIDIA GPUs; it was never run, because no machine with two was at hand.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def two_cards() -> tuple[Card, ...]:
 
 
 def measure_served(plan: CardsPlan, count: int) -> dict[str, float]:
-    """Pictures a second that so many cards answer. Raises BadAnswer, OSError."""
+    """Pictures a second that this number of cards serves. Raises BadAnswer, OSError."""
     gpus = ",".join(card.uuid for card in plan.cards[:count])
     requests = [picture_request(JPEG_MODEL, picture) for picture in photos(PICTURES, seed=1)]
     up = PenstockUp(plan.work, [JPEG_MODEL], "--mps", "on", environment=plan.environment, gpus=gpus)
@@ -172,7 +172,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: measured; 2: this machine cannot, with a sentence."""
+    """0: measured; 2: this machine cannot run it, with the reason."""
     options = parse_arguments(arguments)
     try:
         cards = two_cards()

@@ -1,7 +1,7 @@
 """An ONNX detector on the card and on the CPU, end to end: JPEGs to /image of a gateway with the embedded engine.
 
 Device and precision are chosen as by `penstock models add`; a copy runs on the CPU with an instance of one thread a
-core. One gateway serves both; a closed loop asks one of them at a time, in a drawn order in each round. Decoding,
+core. One gateway serves both; a closed loop measures one of them at a time, in a random order in each round. Decoding,
 preprocessing, parsing and the load generator use the same cores in both.
 
 --no-gpu compares the CPU with itself: a trial of the bench.
@@ -169,12 +169,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--generators", type=int, default=2, metavar="N", help="processes that make the load [2]")
     add("--workers", type=int, default=0, metavar="N", help="of penstock up [by the cores]")
     add("--seed", type=int, default=1, help="of the order [1]")
-    add("--no-gpu", dest="is_gpu", action="store_false", help="the CPU in the card's place")
+    add("--no-gpu", dest="is_gpu", action="store_false", help="use the CPU instead of the GPU")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every model was measured, else 1; what could be stands in the file."""
+    """0 if every model was measured, else 1. The file has all results that were measured."""
     options = parse_arguments(arguments)
     configure_logs(LogFormat.TEXT, "error")
     ort.set_default_logger_severity(SEVERITY_FATAL)

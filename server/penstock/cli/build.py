@@ -57,10 +57,10 @@ def build(
         int | None, typer.Option(min=1, max=_MAX_BATCH, help="largest batch [the model's max_batch_size; 8 for a file]")
     ] = None,
     input_size: Annotated[
-        str, typer.Option(metavar="W[xH]", help="size in pixels, if the network's is free [config.pbtxt's]")
+        str, typer.Option(metavar="W[xH]", help="size in pixels, if the network's is dynamic [config.pbtxt's]")
     ] = "",
     precision: Annotated[
-        Precision, typer.Option(help="of the kernels; fp16 converts the model first")
+        Precision, typer.Option(help="precision of the kernels; fp16 converts the model first")
     ] = Precision.FP32,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
     home: Annotated[Path | None, typer.Option(help="where added models are [~/.penstock]", show_default=False)] = None,
@@ -73,7 +73,7 @@ def build(
     wanted = _capabilities(architectures)
     source = _source(model, home)
     if precision not in _PRECISIONS:
-        fail(f"--precision {precision.value} is not built: give fp32, which keeps a file's own types, tf32 or fp16")
+        fail(f"--precision {precision.value} is not possible: give fp32 (keeps the file's own types), tf32 or fp16")
     options = _Options(max_batch, image_size(input_size), precision)
     engines = []
     for capability in wanted:

@@ -1,4 +1,4 @@
-"""Passes on which cards are lost: to the replicas, to the watch, and to the parent, which ends and starts engines."""
+"""Reports lost cards to the replicas, to the watch, and to the parent process, which stops and starts engines."""
 
 from collections.abc import Callable, Mapping
 

@@ -88,7 +88,7 @@ class _Board:
             self._models[model.name] = named
             for at in named:
                 self._take(model, at)
-            where = self._labels(named) or "no card, as none of them is used here"
+            where = self._labels(named) or "no card, because none of them is used here"
             self._reasons[model.name] = f"{where}: its config.pbtxt names {', '.join(map(str, model.cards))}"
             return
         fitting = [at for at in self._usable if self._fits(model, at)] or self._usable
@@ -116,9 +116,9 @@ class _Board:
                 placed.append(at)
                 self._take(model, at)
             else:
-                full.append(f"{self._labels([at])} has {_gib(self._free[at])} free of the {_gib(model.memory_bytes)}")
+                full.append(f"{self._labels([at])} has {_gib(self._free[at])} free, {_gib(model.memory_bytes)} needed")
         placed.sort()
-        why = f"it fits ({_gib(model.memory_bytes)} each)" if model.memory_bytes else "it needs no memory of a card"
+        why = f"it fits ({_gib(model.memory_bytes)} each)" if model.memory_bytes else "it needs no GPU memory"
         self._reasons[model.name] = f"{self._labels(placed)}: {'; '.join([why, *full])}"
 
     def place_camera(self, camera: CameraNeed) -> None:

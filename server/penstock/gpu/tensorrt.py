@@ -1,8 +1,8 @@
-"""Which TensorRT takes a GPU, by compute capability. Of all this only the building of engines was ever run.
+"""Which TensorRT supports a GPU, by compute capability. Only building engines was ever run.
 
 Sources, read in November 2026: tensorrt-rtx 1.7.1 (ComputeCapability; engines were built for each of them);
 tensorrt_rtx_provider_options.h of onnxruntime-ep-nv-tensorrt-rtx-cu13 0.5.0, which names the architectures that the
-plug-in takes; TensorRT-RTX's support matrix. TensorRT-RTX refused an H200 when it was tried.
+plug-in supports; TensorRT-RTX's support matrix. TensorRT-RTX refused an H200 when it was tried.
 """
 
 from dataclasses import dataclass
@@ -82,13 +82,13 @@ def capability_text(capability: Capability) -> str:
 
 
 def why_not_built(capability: Capability) -> str:
-    """Why no engine can be built for it, with what such a card takes; empty if one can."""
+    """Why no engine can be built for it, and what runs models on such a card; empty if one can."""
     advice = advise_tensorrt(capability)
     if advice.is_built:
         return ""
     known = ", ".join(map(capability_text, ARCHITECTURES))
     name = f"{capability_text(capability)} ({advice.cards})"
-    return f"TensorRT-RTX builds no engine for {name}, only for {known}; such a card takes {advice.sentence}"
+    return f"TensorRT-RTX builds no engine for {name}, only for {known}; such a card runs models by {advice.sentence}"
 
 
 class Accelerator(StrEnum):
@@ -99,5 +99,5 @@ class Accelerator(StrEnum):
 
     @property
     def precision(self) -> str:
-        """In the words of NGC's backend."""
+        """As NGC's backend names it."""
         return "FP16" if self is Accelerator.TENSORRT_FP16 else "FP32"

@@ -216,7 +216,7 @@ def test_trial_that_hangs_or_crashes_is_a_no(program: str, reason: str) -> None:
 def test_trial_refuses_an_encoder_that_the_sinks_could_not_use() -> None:
     """Packets must come at once, and keyframes where they are requested: x264 does both when it is live."""
     assert fault_of(lone_encoder(TRIAL_SIZE, Quality(25, is_live=True))) == ""
-    assert fault_of(lone_encoder(TRIAL_SIZE, Quality(25))) == "it gave 0 packets for picture 0, not one"
+    assert fault_of(lone_encoder(TRIAL_SIZE, Quality(25))) == "NVENC returned 0 packets for picture 0 instead of one"
 
 
 def test_flag_chooses_the_encoder_of_every_sink(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_engine_replaces_that_of_an_older_file(tmp_path: Path) -> None:
 def test_free_sides_are_those_of_the_size(tmp_path: Path) -> None:
     """--input-size gives a picture's free sides, in both layouts; without it, the message asks for it."""
     model = write(tmp_path / "model.onnx", "Relu", ["n", 3, "h", "w"])
-    with pytest.raises(CannotBuild, match=r"'x' \[-1, 3, -1, -1\] has free sides: give --input-size WxH"):
+    with pytest.raises(CannotBuild, match=r"'x' \[-1, 3, -1, -1\] has dynamic dimensions: give --input-size WxH"):
         build_engine(request_for(model))
     built, _ = build_engine(replace(request_for(model), size=(8, 16)))
     assert built.shapes == {"x": ((1, 3, 8, 16), (4, 3, 8, 16))}
@@ -169,8 +169,8 @@ def too_large(file: Path) -> BuildRequest:
     [
         (garbage, "is not an ONNX model"),
         (missing, "No such file"),
-        (unknown_operator, "builds no engine for 8.9: it does not have operator Foo (node"),
-        (unsupported_operator, "builds no engine for 8.9: it does not have operator Bernoulli (node"),
+        (unknown_operator, "builds no engine for 8.9: it does not support operator Foo (node"),
+        (unsupported_operator, "builds no engine for 8.9: it does not support operator Bernoulli (node"),
         (quantised_for_cpus, "has a zero point, as of INT8 for CPUs: build the float model"),
         (too_slow, "no engine for 8.9 was built in 0.01 s; it was stopped"),
         (too_large, "bytes (limit 1024)"),

@@ -66,8 +66,8 @@ def test_report_shows_every_layer_and_who_can_run_it(table: FusionTable) -> None
     assert summary_lines(built)[:4] == [
         "for 8.9 (Ada: L4, L40, RTX 40) in FP16 by TensorRT-RTX 1.7.1.116: 5.0 MB in 0.5 s",
         "inputs: x [1–4, 3, 8, 8]",
-        "6 ONNX nodes became 3 layers; 3 of them are of several operators; besides, layers that order streams or "
-        "compute shapes: 2",
+        "6 ONNX nodes became 3 layers; 3 of them fuse several operators; not counted: 2 that order streams or "
+        "compute shapes",
         "computed in advance, not needed, or merged into a layer that names no nodes: 1 Shape",
     ]
     text = page("best", built)

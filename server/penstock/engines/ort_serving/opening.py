@@ -1,4 +1,4 @@
-"""Opens a model on the GPU or the CPU: tries the wished precision, then FP32, then the CPU, and says why."""
+"""Opens a model on the GPU or the CPU: tries the configured precision, then FP32, then the CPU, and logs why."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -192,7 +192,7 @@ class _GpuOpener:
         raise OrtLoadError("no precision serves")  # not reached: the last attempt raises or returns
 
     def _attempts(self) -> Iterator[_Attempt]:
-        """The wished precision, then FP32, then FP32 with the provider's default kernels."""
+        """The configured precision, then FP32, then FP32 with the provider's default kernels."""
         settings = self._settings
         if settings.precision not in _UNCONVERTED:
             if (source := self._source()) is not None:
@@ -203,7 +203,7 @@ class _GpuOpener:
             yield _Attempt(self._path, settings.plain)
 
     def _source(self) -> Path | bytes | None:
-        """The model in the wished precision; None if it cannot be had or its outputs cannot be compared."""
+        """The model in the configured precision; None if it cannot be converted or its outputs cannot be compared."""
         wished, reference = self._settings.precision, self._reference
         if reference is not None and reference.why_not:
             why = f"its outputs cannot be compared, because {reference.why_not} (check-answers: 0 uses it unchecked)"

@@ -39,7 +39,7 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """How one instance runs. fallbacks: one sentence for each wish that it does not fulfil, with the reason."""
+    """How one instance runs. fallbacks: one sentence with the reason for each setting that is not used."""
 
     provider: str = CPU  # or CUDA, TENSORRT_RTX
     device_id: int | None = None  # of the GPU

@@ -1,6 +1,6 @@
 """Opens a model's TensorRT-RTX engine by ONNX Runtime's plug-in execution provider.
 
-No GPU that the plug-in takes was at hand: it was never run.
+It was never run: no GPU that the plug-in supports was at hand.
 """
 
 import ctypes

@@ -10,11 +10,11 @@ RUNTIME_CACHE = "runtime-cache"  # in FOLDER: kernels that the plug-in compiles 
 
 
 def engine_key(model_sha256: str, version: str) -> str:
-    """Of an engine: it fits one file, and one version of TensorRT-RTX, such as 1.7.1.116 (the first three count)."""
+    """An engine fits one file and one version of TensorRT-RTX, such as 1.7.1.116 (only the first three numbers)."""
     release = ".".join(version.split(".")[:3])
     return hashlib.sha256(f"{model_sha256} {release}".encode()).hexdigest()[:16]
 
 
 def engine_prefix(stem: str, capability: tuple[int, int], precision: Precision) -> str:
-    """Begin of the names of a model's engines for a compute capability. stem: of the ONNX file's name."""
+    """Prefix of the names of a model's engines for a compute capability. stem: of the ONNX file's name."""
     return f"{stem}-sm{capability[0]}{capability[1]}-{precision.value}-"

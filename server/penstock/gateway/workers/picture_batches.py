@@ -1,4 +1,4 @@
-"""A worker's own calls for pictures that Triton batches: what arrives during a call goes with the next one.
+"""A worker's own calls for pictures that Triton batches. Pictures that arrive during a call are sent in the next one.
 
 The core is one process: at 6,500 pictures a second on an H200 it used 0.86 of a core, and requests waited for it.
 Triton's batcher joins the calls of all workers, and neither waits while an instance is free.
@@ -48,7 +48,7 @@ class PictureBatches:
         if self._core.owns(request.model_name):
             return await self._core.infer(request, client=client, priority=priority)
         if self._own_options(request.model_name) is None:  # unloaded meanwhile
-            raise EngineUnavailable(f"model {request.model_name!r} is being loaded anew; retry in a second")
+            raise EngineUnavailable(f"model {request.model_name!r} is being reloaded; retry in a second")
         response = await self._pool.infer(request, client=client, priority=priority)
         return replace(response, explanation=None)
 

@@ -47,7 +47,7 @@ class ModelPlan:
     def line(self) -> str:
         """For the log and `penstock mps status`."""
         threads = f"{self.threads:g} % of the threads each" if self.threads else "all threads"
-        advice = f"; {self.enough} are enough (count in instance_group)" if self.enough < self.processes else ""
+        advice = f"; {self.enough} are enough (set count in instance_group)" if self.enough < self.processes else ""
         return f"{self.model}: {self.processes} process{'es' * (self.processes > 1)}, {threads}: {self.reason}{advice}"
 
 

@@ -68,7 +68,7 @@ class AnswerAgreement:
         if self.unmatched_share > MOST_UNMATCHED:
             return f"{self.unmatched} of {self.boxes} boxes are missing or new"
         if self.likeness and min(self.likeness) < LEAST_LIKENESS:
-            return f"the results are alike to {min(self.likeness):.4f}, {LEAST_LIKENESS:g} is needed"
+            return f"the results have a similarity of {min(self.likeness):.4f}, {LEAST_LIKENESS:g} is needed"
         return ""
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class AnswerAgreement:
         if self.boxes or self.overlaps:
             return f"{len(self.overlaps)} boxes overlap at least {self.overlap(0):.3f}"
         if self.likeness:
-            return f"results alike to at least {min(self.likeness):.4f}"
+            return f"results with a similarity of at least {min(self.likeness):.4f}"
         return "no result to compare"
 
 

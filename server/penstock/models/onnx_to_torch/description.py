@@ -21,7 +21,7 @@ _ROWS = 2  # torch.export takes a batch of one for a constant
 
 
 class CannotDescribe(Exception):
-    """The graph has what the description cannot hold; the text is one sentence."""
+    """The graph has something that the description does not support; the text is the reason."""
 
 
 def describe(path: Path, folder: Path) -> None:
@@ -65,7 +65,7 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
     if isinstance(value, onnx.GraphProto):
-        raise CannotDescribe("a graph inside an operator, as If and Loop have it")
+        raise CannotDescribe("an operator with a subgraph, such as If or Loop, is not supported")
     return list(value) if not isinstance(value, (int, float, str)) else value
 
 
@@ -81,5 +81,5 @@ def _sample(value: onnx.ValueInfoProto, *, is_free: bool) -> tuple[str, list[int
     if is_free:
         shape[0] = _ROWS
     if min(shape, default=1) < 1:
-        raise CannotDescribe(f"the free dimensions of input {value.name!r} behind the batch")
+        raise CannotDescribe(f"input {value.name!r} has dynamic dimensions after the batch dimension")
     return _type_name(tensor.elem_type), shape

@@ -1,4 +1,4 @@
-"""ONNX operators by PyTorch's. Whole numbers of shapes are lists here, not tensors, so that a free batch stays free.
+"""ONNX operators in PyTorch. Integers of shapes are lists here, not tensors, so that the batch stays dynamic.
 
 Operators that are not in OPERATORS, and forms of them that are not supported, raise NotConverted.
 """
@@ -29,7 +29,7 @@ def _tensor(value: Any, like: Any = None) -> Any:
 def _numbers(value: Any) -> list[Any]:
     """A list of whole numbers. Raises NotConverted for a tensor, whose numbers are known only at run time."""
     if isinstance(value, torch.Tensor):
-        raise NotConverted("a shape, an axis or a size is computed from the pictures")
+        raise NotConverted("a shape, axis or size that is computed from the input")
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -110,7 +110,7 @@ def _clip(attributes: Attributes, values: list[Any]) -> Any:
 
 def _scalar(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        raise NotConverted("a limit or an exponent is computed from the pictures")
+        raise NotConverted("a limit or exponent that is computed from the input")
     return value[0] if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""Writes the PyTorch twin of an ONNX model of the repository: checked against ONNX Runtime in FP32 on the CPU."""
+"""Converts an ONNX model of the repository to PyTorch, and checks it against ONNX Runtime in FP32 on the CPU."""
 
 import json
 import shutil
@@ -53,10 +53,10 @@ def make_twin(source: SourceModel, staged: Path, python: Path | None = None) -> 
             raise OptimizeError(f"model {source.name!r} is not converted: {error}") from error
         said = _convert(python, Path(folder), out)
     if "why" in said:
-        raise OptimizeError(f"model {source.name!r} is not converted: PyTorch has no equivalent here of {said['why']}")
+        raise OptimizeError(f"model {source.name!r} is not converted: no PyTorch equivalent for {said['why']}")
     if not said["off"] <= MAX_DIFFERENCE:
         raise OptimizeError(
-            f"model {source.name!r} is not converted: the program answers {said['off']:.1%} otherwise than ONNX Runtime"
+            f"model {source.name!r} is not converted: its outputs differ by {said['off']:.1%} from ONNX Runtime's"
         )
     (staged / "config.pbtxt").write_text(config_of_twin(source.proto, name), encoding="utf-8")
     if (source.folder / LABELS).is_file():
@@ -67,7 +67,7 @@ def make_twin(source: SourceModel, staged: Path, python: Path | None = None) -> 
 
 
 def config_of_twin(proto: model_config_pb2.ModelConfig, name: str) -> str:
-    """The model's config for backend `torch`: what is for ONNX Runtime alone is left out."""
+    """The model's config for backend `torch`: without the settings that only ONNX Runtime uses."""
     twin = model_config_pb2.ModelConfig()
     twin.CopyFrom(proto)
     twin.name, twin.backend, twin.platform = name, "torch", ""

@@ -40,7 +40,7 @@ class CannotPlace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlacementWish:
-    """What the user demands; None: whatever is best."""
+    """What the user demands. None: the best."""
 
     device: Device | None = None
     precision: Precision | None = None

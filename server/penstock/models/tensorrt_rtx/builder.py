@@ -137,7 +137,7 @@ def _parse(request: BuildRequest, content: bytes, network: Any, log: _Log) -> No
         raise CannotBuild(f"{_what(request)}: {_reason(log)}")
     node = f"operator {error.node_operator()} (node {error.node_name() or error.node()!r})"
     if error.code() in _NO_OPERATOR or _NO_PLUGIN in error.desc():
-        raise CannotBuild(f"{_what(request)}: it does not have {node}, or not in this form")
+        raise CannotBuild(f"{_what(request)}: it does not support {node}, or not with these attributes")
     if _ZERO_POINT in error.desc():
         raise CannotBuild(f"{_what(request)}: {node} has a zero point, as of INT8 for CPUs: build the float model")
     raise CannotBuild(f"{_what(request)}: {node}: {' '.join(error.desc().split())[:_MAX_REASON]}")
@@ -159,7 +159,9 @@ def _shapes(request: BuildRequest, tensor: Any) -> tuple[Shape, Shape]:
             whole[number] = whole[number] if whole[number] > 0 else side
     if any(side < 1 for side in whole[1:]):
         text = ", ".join(map(str, declared))
-        raise CannotBuild(f"{request.model}: its input {tensor.name!r} [{text}] has free sides: give --input-size WxH")
+        raise CannotBuild(
+            f"{request.model}: its input {tensor.name!r} [{text}] has dynamic dimensions: give --input-size WxH"
+        )
     if not whole or whole[0] > 0:
         return tuple(whole), tuple(whole)
     return (1, *whole[1:]), (request.max_batch, *whole[1:])

@@ -46,7 +46,7 @@ def _answer(request: BuildRequest, part: Path, on_phase: OnPhase) -> BuildMessag
     except (CannotBuild, UnreadableModel) as error:
         return BuildMessage(problem=str(error))
     except (MemoryError, RecursionError):
-        return BuildMessage(problem=f"{path} needs more memory than the build of an engine may use")
+        return BuildMessage(problem=f"{path} needs more memory than the limit for building an engine")
     except OSError as error:
         return BuildMessage(problem=f"{path}: no engine was built: {error.filename or ''} {error.strerror or error}")
     except Exception as error:  # noqa: BLE001 - the process's root

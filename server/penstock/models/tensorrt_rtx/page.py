@@ -38,8 +38,8 @@ def summary_lines(built: BuiltEngine) -> list[str]:
         f"for {capability_text(built.architecture)} ({advice.cards}) in {built.precision.name} by TensorRT-RTX "
         f"{built.library}: {built.engine_bytes / 1e6:.1f} MB in {built.build_s:.1f} s",
         f"inputs: {inputs}",
-        f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them are of several "
-        f"operators; besides, layers that order streams or compute shapes: {table.control_count}",
+        f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them fuse several "
+        f"operators; not counted: {table.control_count} that order streams or compute shapes",
         *_folded(table),
         _served(advice),
     ]
@@ -48,7 +48,7 @@ def summary_lines(built: BuiltEngine) -> list[str]:
 def _served(advice: TensorRtAdvice) -> str:
     if advice.is_served:
         return f"{SERVED}, with driver {MIN_DRIVER} or newer; Penstock never ran it on such a card"
-    return f"such a card takes {advice.sentence}"
+    return f"such a card runs models by {advice.sentence}"
 
 
 def _folded(table: FusionTable) -> list[str]:
