@@ -102,7 +102,7 @@ def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: P
 def test_optimize_of_nothing_named_says_what_to_add(home: Path, pictures: Path) -> None:
     """What is made is said, not guessed."""
     done = run("small", "--calibrate", pictures)
-    assert (done.exit_code, done.stderr) == (2, "penstock: name what to make of the model: --int8 or --torch\n")
+    assert (done.exit_code, done.stderr) == (2, "penstock: give either --int8 or --torch\n")
 
 
 def test_optimize_refuses_in_one_sentence(home: Path, pictures: Path, tmp_path: Path) -> None:
@@ -154,5 +154,5 @@ def test_optimize_to_pytorch_writes_the_twin_and_says_how_near_it_answers(
     assert f"small-torch is loaded at {stand_in.url}" in done.stdout
     assert json.loads(run("small", "--torch", "--json", url=stand_in.url).stdout)["off"] == 2e-6
     for words in (("small",), ("small", "--int8", "--torch")):
-        assert "name what to make of the model: --int8 or --torch" in run(*words).stderr
+        assert "give either --int8 or --torch" in run(*words).stderr
     assert "--int8 needs pictures: --calibrate DIR" in run("small", "--int8").stderr

@@ -84,7 +84,7 @@ def test_packages_that_are_not_installed_are_named() -> None:
     ("capabilities", "found"),
     [
         ([(9, 0), (9, 0)], "H200 has no video encoder: annotated video is encoded on the CPU"),
-        ([(9, 0), (8, 9)], "L4 is of a kind that has it; the video program tries it"),
+        ([(9, 0), (8, 9)], "L4: this kind of GPU has a video encoder; the video program tries it"),
     ],
 )
 def test_nvenc_is_found_by_the_kind_of_the_cards(capabilities: list[tuple[int, int]], found: str) -> None:

@@ -44,5 +44,5 @@ def test_refusal_names_the_card_and_what_it_takes() -> None:
     assert why.startswith(
         "TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), only for 7.5, 8.0, 8.6, 8.9, 12.0"
     )
-    assert "such a card runs models by CUDA" in why
+    assert "for such a card use CUDA" in why
     assert all(why_not_built(capability) == "" for capability in ARCHITECTURES)

@@ -1,4 +1,4 @@
-"""What fusing and compiling gain: one program in four forms, by CUDA graphs alone, without a server.
+"""Measures what fusing and compiling gain: one program in four forms, with CUDA graphs, without a server.
 
     python -m loadtest.bench.gpu.engine_table FOLDER [--json engine_table.json] [--batch 1 8 16 64] [--rounds 3]
 
@@ -33,7 +33,7 @@ _COMPARED_ROWS = 3
 
 @dataclass
 class Form:
-    """One form of the program. how: as the backend's log names it. off: from FP32, of the largest value."""
+    """One form of the program. how: as the backend's log names it. off: relative difference from FP32."""
 
     name: str
     how: str
@@ -100,7 +100,7 @@ def measure(forms: Sequence[Form], batches: Sequence[int], rounds: int, seconds:
 
 
 def _rate(graph: Any, batch: int, seconds: float) -> float:
-    """Rows a second by the card's own clock."""
+    """Rows a second, timed by the GPU."""
     each_s = _timed_s(graph, _WARM_UP_RUNS) / _WARM_UP_RUNS
     count = max(_WARM_UP_RUNS, int(seconds / each_s))
     return batch * count / _timed_s(graph, count)

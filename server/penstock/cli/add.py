@@ -82,7 +82,8 @@ def add(
     home: Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="print only JSON, one object per model")] = False,
     on: Annotated[
-        Device | None, typer.Option("--on", help="run it there [the GPU if it is faster and gives the same answers]")
+        Device | None,
+        typer.Option("--on", help="device that runs it [the GPU if it is faster and gives the same answers]"),
     ] = None,
     precision: Annotated[
         Precision | None,
@@ -90,7 +91,8 @@ def add(
     ] = None,
     origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
     accelerator: Annotated[
-        Accelerator | None, typer.Option(help="for Triton of NGC; never run there (docs/gpu.md)", show_default=False)
+        Accelerator | None,
+        typer.Option(help="TensorRT in NGC's Triton; never run there (docs/gpu.md)", show_default=False),
     ] = None,
     accelerator_cache: Annotated[
         str, typer.Option(metavar="DIR", help="folder for TensorRT engines, as Triton sees it [in the model's folder]")

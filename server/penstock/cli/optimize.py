@@ -147,7 +147,7 @@ def _refuse_tensorrt(is_given: bool) -> None:
 def optimize(
     name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
     calibrate: Annotated[
-        Path | None, typer.Option(help="a folder of pictures like those to come, for --int8", metavar="DIR")
+        Path | None, typer.Option(help="for --int8: a folder of pictures like those that it will get", metavar="DIR")
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
     torch: Annotated[
@@ -167,7 +167,7 @@ def optimize(
         Path | None, typer.Option(help="its models/ gets the result [~/.penstock]", show_default=False)
     ] = None,
 ) -> None:
-    """Make a model's faster twin beside it; show what was fused, what it costs in accuracy, how fast it is.
+    """Make a faster copy of a model beside it; show what was fused, what it costs in accuracy, how fast it is.
 
     --int8: NAME-int8 for the CPU. Half of the pictures calibrate (64 at most), the others evaluate: by mAP where DIR
     has an annotations.json in COCO's format, else against the float model: boxes (also of masks and poses) by mAP and
@@ -177,7 +177,7 @@ def optimize(
     --torch: NAME-torch, the same network as a PyTorch program, compared with ONNX Runtime in FP32 before it is written.
     """
     if int8 == torch:
-        fail("name what to make of the model: --int8 or --torch")
+        fail("give either --int8 or --torch")
     if accelerator not in (None, Accelerator.TENSORRT):
         fail(f"--accelerator {accelerator} is not for --int8: give --accelerator tensorrt")
     settings = settings_or_fail(home)

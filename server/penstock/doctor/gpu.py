@@ -238,7 +238,7 @@ def has_tensorrt_plugin() -> bool:
 
 
 def tensorrt_findings(reading: NvmlReading, *, has_plugin: bool) -> list[Finding]:
-    """Which TensorRT takes the cards: a finding for the first card of each compute capability."""
+    """Which TensorRT supports the cards: a finding for the first card of each compute capability."""
     if not reading.cards:
         return [Finding("tensorrt.card", Severity.OK, "no NVIDIA GPU, so no TensorRT; engines can be built here")]
     first = {card.capability: card for card in reversed(reading.cards)}
@@ -250,13 +250,13 @@ def tensorrt_findings(reading: NvmlReading, *, has_plugin: bool) -> list[Finding
 
 def _tensorrt(card: GpuDevice, driver: str | None, *, has_plugin: bool) -> Finding:
     name, advice = f"tensorrt.card{card.index}", advise_tensorrt(card.capability)
-    found = f"{card.name} takes {advice.sentence}"
+    found = f"{card.name}: use {advice.sentence}"
     branch = (driver or "").partition(".")[0]
     if advice.is_served and branch.isdecimal() and int(branch) < MIN_DRIVER:
         return Finding(name, Severity.NOTE, found, f"driver {driver} is too old for it: install {MIN_DRIVER} or newer")
     if advice.is_served and not has_plugin:
         return Finding(
-            name, Severity.NOTE, found, "install the plug-in that serves it: pip install 'penstock[tensorrt]'"
+            name, Severity.NOTE, found, "install ONNX Runtime's plug-in for it: pip install 'penstock[tensorrt]'"
         )
     return Finding(name, Severity.OK, found)
 
@@ -340,7 +340,9 @@ def _encoder(cards: Sequence[GpuDevice]) -> Finding:
     if having is None:
         found = f"{cards[0].name} has no video encoder: annotated video is encoded on the CPU"
         return Finding("video.nvenc", Severity.OK, found)
-    return Finding("video.nvenc", Severity.OK, f"{having.name} is of a kind that has it; the video program tries it")
+    return Finding(
+        "video.nvenc", Severity.OK, f"{having.name}: this kind of GPU has a video encoder; the video program tries it"
+    )
 
 
 def _jpeg(facts: VideoFacts) -> Finding:

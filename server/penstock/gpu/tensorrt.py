@@ -88,7 +88,7 @@ def why_not_built(capability: Capability) -> str:
         return ""
     known = ", ".join(map(capability_text, ARCHITECTURES))
     name = f"{capability_text(capability)} ({advice.cards})"
-    return f"TensorRT-RTX builds no engine for {name}, only for {known}; such a card runs models by {advice.sentence}"
+    return f"TensorRT-RTX builds no engine for {name}, only for {known}; for such a card use {advice.sentence}"
 
 
 class Accelerator(StrEnum):

@@ -67,9 +67,9 @@ def _parameters(proto: model_config_pb2.ModelConfig, precision: str, cache: str,
 
 
 def _profile_shapes(proto: model_config_pb2.ModelConfig) -> dict[str, str]:
-    """Parameters for the least, the best and the largest batch: one engine serves all sizes, the largest fastest.
+    """The optimization profile: minimum, optimum and maximum batch. One engine serves all sizes, the largest fastest.
 
-    Empty without a batch axis, and if other sides vary: ONNX Runtime then builds an engine for the shapes that come.
+    Empty without a batch axis, and if other sides vary: ONNX Runtime then builds engines for the shapes that it gets.
     """
     if proto.max_batch_size < 1 or any(side < 1 for tensor in proto.input for side in _dims(tensor)):
         return {}

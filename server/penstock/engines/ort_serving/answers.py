@@ -1,4 +1,4 @@
-"""Compares a session's outputs with those of FP32 on the CPU, before it is used. Inputs are drawn, always the same.
+"""Compares a session's outputs with those of FP32 on the CPU, before it is used. Inputs are random with fixed seeds.
 
 Float outputs are compared channel by channel, so that large box coordinates do not hide wrong scores.
 """

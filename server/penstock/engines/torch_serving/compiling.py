@@ -1,6 +1,6 @@
 """Programs compiled by AOTInductor: one file for all batch sizes, in a cache that is shared by processes.
 
-Compiling takes a minute or more, a C++ compiler and Triton's, the language; loading takes seconds.
+Compiling takes a minute or more. It needs a C++ compiler and the Triton language. Loading takes seconds.
 """
 
 import hashlib

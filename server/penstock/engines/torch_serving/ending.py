@@ -42,7 +42,7 @@ def end_convolution(
     """activated(x + bias + before) + after, in x's memory if there is no place: nothing else may read x.
 
     x, before, after: (N, C, H, W). bias: (C,). All but x may be None. activation: of Activation, and its parameters.
-    place: (room, channel): the answer goes into the room's channels from that on, and they are returned.
+    place: (room, channel): the result is written to the tensor `room` from that channel on; that part is returned.
     """
     target = x if place is None else place[0][:, place[1] : place[1] + x.shape[1]]
     if _can_be_launched(x, bias, target):
@@ -64,7 +64,7 @@ def room_for(like: Any, channels: int) -> Any:
 
 
 def joined(room: Any, *parts: Any) -> Any:
-    """The room, when all parts are in it."""
+    """The concatenation `room`, which all parts were written into."""
     del parts
     return room
 

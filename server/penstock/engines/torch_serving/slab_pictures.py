@@ -1,4 +1,4 @@
-"""Pictures in the gateway's slab: a batch holds references, and the model's process reads where a worker wrote.
+"""Pictures in the gateway's shared memory: a batch has references, and the model's process reads the pictures there.
 
 Also used by the gateway; it is here, because Triton's model process has no other package of penstock.
 """

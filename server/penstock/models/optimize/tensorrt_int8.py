@@ -61,7 +61,7 @@ def calibrate(
 
 
 def measure_magnitudes(file: Path, feeds: Iterable[Feed], on_picture: Callable[[], None]) -> dict[str, TensorData]:
-    """Ranges about zero by entropy, as TensorRT's own calibration chooses; none of a tensor of nothing but zeros.
+    """Symmetric ranges by entropy calibration, as TensorRT's own calibration; none for all-zero tensors.
 
     ONNX Runtime gives a tensor that is never positive a negative upper end, which its table would take as the range.
     """

@@ -90,7 +90,7 @@ class PlacementTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_not(self) -> str:
-        """Why it is not chosen by itself; empty if it can be."""
+        """Why it cannot be chosen automatically; empty if it can."""
         if self.problem or self.disagreement:
             return self.problem or self.disagreement
         is_exact = self.is_compared or self.precision is Precision.FP32  # the engine checks the outputs when it loads
@@ -117,7 +117,7 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(trials: Sequence[PlacementTrial], wish: PlacementWish = PlacementWish()) -> PlacementChoice:
-    """The fastest placement whose answers agree with the CPU's in FP32. A wish goes before speed and agreement.
+    """The fastest placement whose answers agree with the CPU's in FP32; what the user demands takes precedence.
 
     trials: the CPU's first. FP32 is kept unless another precision is faster by LEAST_GAIN, and so is the CPU. Raises
     CannotPlace if what is demanded did not run.
@@ -141,7 +141,7 @@ def choose(trials: Sequence[PlacementTrial], wish: PlacementWish = PlacementWish
 
 
 def placements_to_try(wish: PlacementWish) -> tuple[ModelPlacement, ...]:
-    """Besides the CPU in FP32: those that are chosen by themselves, or the demanded one."""
+    """Besides the CPU in FP32: those that can be chosen automatically, or the demanded one."""
     if wish.device is Device.CPU:
         return ()
     wanted = (Precision.FP32, Precision.FP16) if wish.precision is None else (wish.precision,)

@@ -62,7 +62,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """shapes: least and greatest of each input. build_s: wall time of the build. library: TensorRT-RTX's version."""
+    """shapes: minimum and maximum of each input. build_s: wall time of the build. library: TensorRT-RTX's version."""
 
     architecture: Capability
     precision: Precision

@@ -148,7 +148,7 @@ def _inputs(network: Any) -> list[Any]:
 
 
 def _shapes(request: BuildRequest, tensor: Any) -> tuple[Shape, Shape]:
-    """Least and greatest shape of an input: a free first side is the batch."""
+    """Minimum and maximum shape of an input. A dynamic first dimension is the batch."""
     declared = tuple(tensor.shape)
     known = request.sides.get(tensor.name, ())
     sides = known if len(known) == len(declared) else declared

@@ -48,7 +48,7 @@ def summary_lines(built: BuiltEngine) -> list[str]:
 def _served(advice: TensorRtAdvice) -> str:
     if advice.is_served:
         return f"{SERVED}, with driver {MIN_DRIVER} or newer; Penstock never ran it on such a card"
-    return f"such a card runs models by {advice.sentence}"
+    return f"for such a card use {advice.sentence}"
 
 
 def _folded(table: FusionTable) -> list[str]:
