@@ -1,48 +1,37 @@
-"""The video program: opens the GPU, builds the parts from the settings and runs one pipeline."""
+"""The video program: builds the parts from the settings and runs one pipeline."""
 
-import ctypes
 import math
-import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock.engines.ort_serving.threads import available_cores
-from penstock.gateway.card_engines import NO_CARDS, CardEngines, read_card_engines
-from penstock.gpu.cards import ALL, GpusRefused, choose_cards
-from penstock.gpu.mps.control import PIPE_DIRECTORY, VISIBLE_CARDS
-from penstock.gpu.nvml import read_cards
-from penstock.gpu.video_engines import read_engines
+from penstock.gateway.card_engines import NO_CARDS, read_card_engines
 from penstock.vision.spec import NetworkType
 from penstock_video.analytics.config import rules_from
 from penstock_video.analytics.rules import Rules
 from penstock_video.analytics.source_analytics import SourceAnalytics
 from penstock_video.api.options import DEFAULT_PARTS, ApiOptions, ApiParts, check_address
 from penstock_video.decode.uri import is_live
-from penstock_video.errors import GpuFailed, GpuUnavailable, ModelUnusable, PipelineError, TooManySources
-from penstock_video.gpu.device import Device
-from penstock_video.gpu.memory import CudaRing
+from penstock_video.errors import ModelUnusable, PipelineError, TooManySources
+from penstock_video.gpu_setup import open_gpu
 from penstock_video.infer.crops import SecondaryOptions
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import EngineAddress
 from penstock_video.interfaces import Analytics, PipelineControl, SourceStatistics
 from penstock_video.metrics import VideoMetrics
-from penstock_video.preprocess import device_rows
 from penstock_video.runner.dispatch import DispatchOptions
 from penstock_video.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from penstock_video.runner.secondary import SecondaryModel
 from penstock_video.settings.document import InvalidSettings, SettingsFault, close_to
-from penstock_video.settings.models import GpuSettings, PrimarySettings, SecondarySettings, VideoSettings
+from penstock_video.settings.models import PrimarySettings, SecondarySettings, VideoSettings
 from penstock_video.settings.sources import check_classes
 from penstock_video.sink_set import SinkSet, allowing, compose_sinks
 from penstock_video.sinks.run_record import SourceRecord
-from penstock_video.sources.decoder_cards import DecoderCard
 from penstock_video.sources.options import GpuSources, SourcesOptions
 from penstock_video.track.registry import new_tracker
 from penstock_video.types import DecoderKind, SourceConfig
@@ -51,105 +40,6 @@ if TYPE_CHECKING:
     from penstock_video.api.server import ApiServer
 
 log = structlog.get_logger(component="video")
-LEAST_CORES = 4  # on fewer, the engine and this program need all of them: decode processes are not pinned
-_DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSetup:
-    """device: None if the CPU decodes. absence: why there is no GPU; empty if there is one. cards: of several."""
-
-    device: Device | None
-    absence: str = ""
-    cards: tuple[DecoderCard, ...] = ()
-
-    def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
-        """How the GPU decodes sources, or None and why not. Raises InferFailed for a required hand-over."""
-        if self.device is None:
-            return None, self.absence
-        why = device_rows.why_not(network.prepare_spec)
-        if why:
-            log.info("sources are decoded by the cpu", model=network.name, reason=why)
-            return None, f"model {network.name!r}: {why}"
-        choice = engine.hand_over(network, settings.hand_over)
-        found = GpuSources(
-            cameras_per_process=settings.cameras_per_process,
-            device=settings.device,
-            cards=self.cards,
-            has_pinned_processes=settings.has_pinned_processes and available_cores() >= LEAST_CORES,
-        )
-        if not choice.is_on_card:
-            return found, ""
-        new_ring = partial(_Ring, self.device)
-        return replace(found, new_device_ring=new_ring, is_card_lost=lambda: engine.is_card_lost), ""
-
-
-def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: CardEngines = NO_CARDS) -> GpuSetup:
-    """Opens the GPU if one of the wishes, of all possible sources, may use it. engines: of the stack, for their MPS."""
-    if all(wish is DecoderKind.CPU for wish in wishes):
-        return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no card was opened")
-    absence = _what_is_missing()
-    if absence:
-        return GpuSetup(None, absence)
-    try:
-        cards = decoder_cards(settings, engines)
-        device = Device.open(settings.device)
-    except (GpuUnavailable, GpuFailed) as error:
-        return GpuSetup(None, error.message)
-    except GpusRefused as error:
-        return GpuSetup(None, f"--gpus: {error}")
-    log.info("the card decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
-    return GpuSetup(device, cards=cards)
-
-
-def decoder_cards(settings: GpuSettings, engines: CardEngines) -> tuple[DecoderCard, ...]:
-    """The cards of `gpus`, if they are several; they are then all that CUDA sees here. Raises GpusRefused."""
-    cards = choose_cards(settings.gpus, read_cards(), os.environ.get(VISIBLE_CARDS))
-    if settings.gpus != ALL or len(cards) > 1:
-        os.environ[VISIBLE_CARDS] = ",".join(card.uuid for card in cards)
-    if len(cards) < 2:
-        return ()
-    mps = {each.uuid: each.mps_directory for each in engines.engines if each.mps_directory}
-    found = []
-    for card in cards:
-        environ = {VISIBLE_CARDS: card.uuid} | ({PIPE_DIRECTORY: mps[card.uuid]} if card.uuid in mps else {})
-        codecs = read_engines(environ).codecs
-        found.append(DecoderCard(card, max((codec.engines for codec in codecs), default=0), environ))
-    return tuple(found)
-
-
-def _what_is_missing() -> str:
-    """What GPU decoding needs and this machine lacks; checked without the driver."""
-    if not _is_there(_DRIVER):
-        return f"no NVIDIA driver is here ({_DRIVER}); penstock doctor says more"
-    if find_spec("cuda") is None:
-        return "the package cuda-bindings is not here: run make gpu in a checkout, else pip install 'penstock[gpu]'"
-    if not _is_there(_VIDEO_LIBRARY):
-        return (
-            f"NVIDIA's {_VIDEO_LIBRARY} is not here: it comes with the driver, and into a container with "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
-        )
-    return ""
-
-
-def _is_there(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
-class _Ring(CudaRing):
-    """A source's rows; closed silently if the GPU is lost, since its memory is gone then."""
-
-    def close(self) -> None:
-        try:
-            super().close()
-        except GpuFailed as error:
-            log.debug("memory of the card was not given back", reason=error.message)
-
-
 ENGINE_TIMEOUT_S = 60.0
 MODEL_TIMEOUT_S = 60.0
 FITTING_BATCH = 4  # default batch size, if the model and the sources allow it

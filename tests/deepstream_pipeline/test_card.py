@@ -11,13 +11,13 @@ from penstock.gateway.card_engines import CardEngine, CardEngines
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
 from penstock.gpu.video_engines import Codec, EngineOutcome, VideoEngines
 from penstock.vision.spec import PrepareSpec, ScalingFilter
-from penstock_video import main as card
+from penstock_video import gpu_setup as card
 from penstock_video.errors import GpuUnavailable
 from penstock_video.gpu.device import Device
+from penstock_video.gpu_setup import GpuSetup, open_gpu
 from penstock_video.infer.engine import Engine
 from penstock_video.infer.network import Network
 from penstock_video.infer.options import RowMemory, RowMemoryChoice
-from penstock_video.main import GpuSetup, open_gpu
 from penstock_video.settings.models import GpuSettings
 from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.gpu.fake_driver import install

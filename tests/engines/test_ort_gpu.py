@@ -149,7 +149,7 @@ def test_input_of_another_shape_is_rejected(bench: Bench) -> None:
 
 
 def test_batch_above_the_largest_bucket_runs_in_parts(bench: Bench) -> None:
-    """A GPU too small for the largest batches serves them in parts, and says so."""
+    """A GPU too small for the largest batches serves them in parts, and the facts have the reason."""
 
     def fail(count: int) -> None:
         if count > 2:

@@ -16,7 +16,7 @@ from av.codec.context import Flags
 from av.error import FFmpegError
 from av.video.codeccontext import VideoCodecContext
 
-from penstock_video.decode import cuvid
+from penstock_video.decode import cuvid, cuvid_structures
 from penstock_video.decode.verification import nv12_of
 from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS
 
@@ -41,7 +41,7 @@ class Picture:
 class FakeParser:
     """Parser of one stream."""
 
-    def __init__(self, library: "FakeCuvid", params: cuvid.ParserParams) -> None:
+    def __init__(self, library: "FakeCuvid", params: cuvid_structures.ParserParams) -> None:
         self.codec = _NAMES[params.codec]
         self._library = library
         self._on_format, self._on_picture, self._on_display = (
@@ -55,7 +55,7 @@ class FakeParser:
         self._indices, self._next = 0, 0
         self._before: tuple[Picture, int] | None = None
 
-    def parse(self, packet: cuvid.SourcePacket) -> int:
+    def parse(self, packet: cuvid_structures.SourcePacket) -> int:
         """What comes of a packet, or of the stream's end."""
         is_end = bool(packet.flags & 1)
         sent = None
@@ -77,7 +77,7 @@ class FakeParser:
         if size != self._size:
             self._size = size
             coded = [-(-side // 16) * 16 for side in size]
-            found = cuvid.VideoFormat(
+            found = cuvid_structures.VideoFormat(
                 codec=cuvid.CODECS[self.codec],
                 surfaces=self._library.surfaces,
                 coded_width=coded[0],
@@ -100,7 +100,7 @@ class FakeParser:
         params[6] = self._library.add(picture)
         if not self._on_picture(None, params.ctypes.data):
             return False
-        shown = cuvid.DisplayInfo(index=index, timestamp=frame.pts or 0)
+        shown = cuvid_structures.DisplayInfo(index=index, timestamp=frame.pts or 0)
         return bool(self._on_display(None, ctypes.addressof(shown)))
 
 
@@ -145,7 +145,7 @@ class FakeCuvid:
         return self._handles
 
     def _GetDecoderCaps(self, address: int) -> int:
-        caps = cuvid.Caps.from_address(address)
+        caps = cuvid_structures.Caps.from_address(address)
         limits = LIMITS[_NAMES[caps.codec]]
         caps.is_supported, caps.engines = 1, 7
         caps.width_min, caps.height_min = limits["width_min"], limits["height_min"]
@@ -153,11 +153,11 @@ class FakeCuvid:
         return 0
 
     def _CreateVideoParser(self, handle: int, params: int) -> int:
-        self.parsers[self._handle(handle)] = FakeParser(self, cuvid.ParserParams.from_address(params))
+        self.parsers[self._handle(handle)] = FakeParser(self, cuvid_structures.ParserParams.from_address(params))
         return 0
 
     def _ParseVideoData(self, handle: ctypes.c_void_p, packet: int) -> int:
-        return self.parsers[handle.value or 0].parse(cuvid.SourcePacket.from_address(packet))
+        return self.parsers[handle.value or 0].parse(cuvid_structures.SourcePacket.from_address(packet))
 
     def _DestroyVideoParser(self, handle: ctypes.c_void_p) -> int:
         del self.parsers[handle.value or 0]
@@ -166,7 +166,7 @@ class FakeCuvid:
     def _CreateDecoder(self, handle: int, address: int) -> int:
         if len(self.decoders) >= self.room:
             return FULL
-        info = cuvid.CreateInfo.from_address(address)
+        info = cuvid_structures.CreateInfo.from_address(address)
         numbers = {name: getattr(info, name) for name, kind in info._fields_ if isinstance(getattr(info, name), int)}
         self.made.append(numbers)
         self.decoders[self._handle(handle)] = FakeDecoder(numbers, [None] * info.surfaces)
@@ -194,7 +194,7 @@ class FakeCuvid:
         picture = decoder.surfaces[index]
         if picture is None or len(decoder.mapped) >= decoder.info["output_surfaces"]:
             return INVALID
-        assert cuvid.ProcessParams.from_address(params).is_progressive
+        assert cuvid_structures.ProcessParams.from_address(params).is_progressive
         width, height = decoder.info["target_width"], decoder.info["target_height"]
         lines, pixels = picture.content.shape[0] * 2 // 3, picture.content.shape[1]
         memory = np.zeros((height * 3 // 2, width + 64), np.uint8)
@@ -213,5 +213,5 @@ class FakeCuvid:
     def _GetDecodeStatus(self, handle: ctypes.c_void_p, index: int, address: int) -> int:
         picture = self.decoders[handle.value or 0].surfaces[index]
         status = 9 if picture is not None and picture.is_damaged else 2
-        cuvid.DecodeStatus.from_address(address).status = status
+        cuvid_structures.DecodeStatus.from_address(address).status = status
         return 0

@@ -11,6 +11,16 @@ import pytest
 from penstock_video.decode import cuvid, pairing, verification
 from penstock_video.decode.codec import PacketRefused
 from penstock_video.decode.cuvid import Cuvid, CuvidFailed, PictureFormat
+from penstock_video.decode.cuvid_structures import (
+    Caps,
+    CreateInfo,
+    DecodeStatus,
+    DisplayInfo,
+    ParserParams,
+    ProcessParams,
+    SourcePacket,
+    VideoFormat,
+)
 from penstock_video.decode.nvcodec import NvdecOpener, Surface
 from penstock_video.decode.pairing import DecoderPool, PictureIndices, may_pair
 from penstock_video.decode.verification import nv12_of
@@ -90,15 +100,15 @@ def assert_right(camera: Camera, packets: list[bytes], codec: str = "h264") -> N
 def test_layouts_are_those_of_the_header_files() -> None:
     """Sizes and places in bytes, as a C++ compiler gives them for Video Codec SDK 13."""
     sizes = {
-        cuvid.Caps: 88, cuvid.VideoFormat: 64, cuvid.CreateInfo: 176, cuvid.ParserParams: 136, cuvid.SourcePacket: 32,
-        cuvid.DisplayInfo: 24, cuvid.ProcessParams: 264, cuvid.DecodeStatus: 192,
+        Caps: 88, VideoFormat: 64, CreateInfo: 176, ParserParams: 136, SourcePacket: 32,
+        DisplayInfo: 24, ProcessParams: 264, DecodeStatus: 192,
     }  # fmt: skip
     assert {kind: ctypes.sizeof(kind) for kind in sizes} == sizes
     places = {
-        (cuvid.VideoFormat, "surfaces"): 15, (cuvid.VideoFormat, "display_area"): 24, (cuvid.VideoFormat, "chroma"): 40,
-        (cuvid.CreateInfo, "display_area"): 80, (cuvid.CreateInfo, "target_width"): 96, (cuvid.CreateInfo, "lock"): 120,
-        (cuvid.ParserParams, "on_format"): 48, (cuvid.ParserParams, "extended"): 128,
-        (cuvid.ProcessParams, "stream"): 56, (cuvid.ProcessParams, "histogram"): 248,
+        (VideoFormat, "surfaces"): 15, (VideoFormat, "display_area"): 24, (VideoFormat, "chroma"): 40,
+        (CreateInfo, "display_area"): 80, (CreateInfo, "target_width"): 96, (CreateInfo, "lock"): 120,
+        (ParserParams, "on_format"): 48, (ParserParams, "extended"): 128,
+        (ProcessParams, "stream"): 56, (ProcessParams, "histogram"): 248,
     }  # fmt: skip
     assert {(kind, name): getattr(kind, name).offset for kind, name in places} == places
 

@@ -51,7 +51,7 @@ def test_trial_process_that_ends_early_leaves_a_reason(tmp_path: Path) -> None:
 
 
 def test_trial_that_takes_too_long_is_stopped(folder: Path) -> None:
-    """A trial over its time limit is stopped, and every placement says so."""
+    """A trial over its time limit is stopped, and every placement has that reason."""
     trials = try_placements(folder, [ModelPlacement(Device.GPU)], pictures=[], rows=1, wall_s=0.05)
     assert [one.problem for one in trials] == ["its trial took more than 0.05 s; it was stopped"] * 2
 

@@ -59,7 +59,7 @@ class OnnxProgram(torch.nn.Module):  # type: ignore[misc]  # torch has no types 
 
 
 def convert(folder: Path, out: Path) -> None:
-    """Writes the program, its first dimension free if the graph says so. Raises NotConverted, and errors of torch."""
+    """Writes the program, with a dynamic first dimension if the graph has one. Raises NotConverted, torch's errors."""
     graph = json.loads((folder / "graph.json").read_text())
     with np.load(folder / "constants.npz") as file:
         constants = {name: file[str(place)] for place, name in enumerate(graph["constants"])}

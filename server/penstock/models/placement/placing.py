@@ -41,8 +41,8 @@ def place(
 ) -> PlacementChoice | None:
     """Chooses where the model runs, and writes that into config.pbtxt and MODEL.md. None without a GPU and a wish.
 
-    Where ONNX Runtime cannot use the GPU, the choice says so and nothing is written. folder: of the model, complete.
-    rows: pictures a call on the CPU. no_gpu: of why_no_gpu. try_there: see try_placements. Blocks for the
+    Where ONNX Runtime cannot use the GPU, the choice has the reason and nothing is written. folder: of the model,
+    complete. rows: pictures a call on the CPU. no_gpu: of why_no_gpu. try_there: see try_placements. Blocks for the
     trial. Raises CannotPlace.
     """
     if why := unfulfillable(wish):
