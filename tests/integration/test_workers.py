@@ -44,13 +44,21 @@ def write_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+def stack_of_two(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
     """Two fronts and their core over a real Triton."""
     folder = tmp_path_factory.mktemp("workers")
     write_models(folder / "models")
     stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+@pytest.fixture
+def workers(stack_of_two: RunningStack) -> RunningStack:
+    """The stack once both fronts serve. The test before may have killed the core: a front that has not found
+    the new one yet answers 503."""
+    wait_for(lambda: metric(stack_of_two, "penstock_fronts ") == 2, 20, "both fronts serve")
+    return stack_of_two
 
 
 def part_of(stack: RunningStack, part: str) -> psutil.Process:
