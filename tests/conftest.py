@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.support.stack import CHECKOUT, ENGINE_PORTS, TRITON_ENVIRONMENT, Runn
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)  # in make test-long
 settings.load_profile("quick")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts a command with `&`: programs inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # while tests are collected: their objects are all kept
 
 

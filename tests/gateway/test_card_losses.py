@@ -1,7 +1,6 @@
 """A card of two falls off the bus while requests run: its engine's calls are done by the other's, until it is back."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +22,6 @@ from penstock.gateway.card_losses import CardLosses
 from penstock.gateway.readiness import readiness_of
 from penstock.gateway.settings import Settings
 from penstock.gateway.workers.gateway_process import LostCards
-from penstock.gpu.telemetry.reader import TelemetryOptions
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import EngineUnavailable, InferenceError, ModelNotReady
 from tests.engines.fake_triton import FakeTriton, Mode
@@ -31,7 +29,6 @@ from tests.engines.replica_groups import HTTP_INFER, Turns, infer_call, infer_re
 from tests.gateway.test_watch import QUICK
 from tests.support.waiting import until
 
-FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
 GPU_IS_LOST, UNKNOWN_ERROR = 15, 999
 CARDS = CardEngines((CardEngine("GPU 0", "GPU-a", "/run/a"), CardEngine("GPU 1", "GPU-b", "/run/b")))
 
@@ -65,26 +62,9 @@ async def card_replicas(rules: CardReplicas | None = None) -> AsyncIterator[tupl
 
 
 @pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Says what the second card answers from now on, and which Xids were reported."""
-    state = tmp_path / "nvml.json"
-    monkeypatch.setenv("FAKE_NVML", str(state))
-    monkeypatch.setenv("PYTHONPATH", str(FAKE_NVML))
-    monkeypatch.setattr(telemetry_parts, "has_driver", lambda: True)
-    quick = TelemetryOptions(interval_s=0.02, restart_delay_s=0.01, no_gpu_delay_s=0.01)
-    monkeypatch.setattr(telemetry_parts, "TelemetryOptions", lambda dcgm_url: replace(quick, dcgm_url=dcgm_url))
-
-    def change(xids: tuple[tuple[int, int], ...] = (), **second: Any) -> None:
-        cards = [
-            {"uuid": "GPU-a", "util": 1, "gpm": {"2": 1.0}},
-            {"uuid": "GPU-b", "util": 1, "gpm": {"2": 1.0}, **second},
-        ]
-        new = state.with_suffix(".new")
-        new.write_text(json.dumps({"cards": cards, "xids": xids}))
-        new.replace(state)
-
-    change()
-    return change
+def card_uuids() -> tuple[str, ...]:
+    """Two cards; the second is lost."""
+    return ("GPU-a", "GPU-b")
 
 
 @asynccontextmanager

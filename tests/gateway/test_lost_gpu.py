@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,12 +11,10 @@ from penstock.engines.watch import EngineWatch
 from penstock.gateway import telemetry_parts as engines
 from penstock.gateway.settings import Settings
 from penstock.gateway.telemetry_parts import compose_telemetry
-from penstock.gpu.telemetry.reader import TelemetryOptions
 from penstock.protocol.engine import ModelConfig
 from tests.gateway.test_watch import QUICK, ScriptedEngine
 from tests.support.waiting import until
 
-FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
 LOST, UNKNOWN_ERROR = 15, 999
 
 
@@ -28,25 +23,6 @@ class EngineOnGpu(ScriptedEngine):
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
         return replace(await super().model_config(model_name, model_version), is_on_gpu=True)
-
-
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Says what the one card answers from now on; the machine seems to have a driver."""
-    state = tmp_path / "nvml.json"
-    monkeypatch.setenv("FAKE_NVML", str(state))
-    monkeypatch.setenv("PYTHONPATH", str(FAKE_NVML))
-    monkeypatch.setattr(engines, "has_driver", lambda: True)
-    quick = TelemetryOptions(interval_s=0.02, restart_delay_s=0.01, no_gpu_delay_s=0.01)
-    monkeypatch.setattr(engines, "TelemetryOptions", lambda dcgm_url: replace(quick, dcgm_url=dcgm_url))
-
-    def change(**said: Any) -> None:
-        new = state.with_suffix(".new")
-        new.write_text(json.dumps({"cards": [{"uuid": "GPU-a", "util": 1, "gpm": {"2": 1.0}, **said}]}))
-        new.replace(state)
-
-    change()
-    return change
 
 
 @contextlib.asynccontextmanager
