@@ -9,6 +9,7 @@ from tests.integration.client_processes import start_fronts
 from tests.integration.guarded import Guarded, start_guarded
 from tests.integration.ledger import Ledgers, parameter, write_ledger, write_shades
 from tests.integration.living import write_quick_models
+from tests.integration.two_workers import wait_until_both_serve
 from tests.integration.video_runs import Place, new_place, put_model, put_small_models, start_stack_at
 from tests.support.stack import RunningStack, start_stack, stop_stack
 
@@ -45,11 +46,18 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
 
 
 @pytest.fixture(scope="session")
-def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+def fronts_stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
     """Two fronts and their core, which local client processes join; see `start_fronts` for the models."""
     running = start_fronts(tmp_path_factory.mktemp("fronts"))
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+@pytest.fixture
+def fronts(fronts_stack: RunningStack) -> RunningStack:
+    """The stack once both fronts serve: the test before may have killed the core."""
+    wait_until_both_serve(fronts_stack)
+    return fronts_stack
 
 
 @pytest.fixture(scope="session")

@@ -35,9 +35,10 @@ from tests.integration.client_processes import (
     row_of,
 )
 from tests.integration.embedded_stack import NO_TRITON
-from tests.integration.living import family, gate_closed, triton_of
+from tests.integration.living import gate_closed, triton_of
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
+from tests.integration.two_workers import part_of
 from tests.support.http import call
 from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
@@ -312,7 +313,7 @@ def test_client_that_floods_a_model_does_not_keep_http_callers_from_it(fronts: R
 
 
 def core_of(stack: RunningStack) -> psutil.Process:
-    return next(child for child in family(stack) if child.cmdline()[-1] == "core")
+    return part_of(stack, "core")
 
 
 @pytest.mark.parametrize("victim", [pytest.param(triton_of, marks=pytest.mark.long), core_of])

@@ -5,9 +5,8 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
@@ -18,7 +17,8 @@ import tritonclient.http
 from tests.integration.embedded_stack import look_up, start_embedded
 from tests.integration.embedded_stack import write_models as write_embedded_models
 from tests.integration.ledger import Ledgers, inferences, is_settled, open_request, page_of, write_ledger
-from tests.integration.living import SLOW_CONFIG, family, gate_closed, infer_slow, inflight, is_serving
+from tests.integration.living import SLOW_CONFIG, family, gate_closed, infer_slow, inflight
+from tests.integration.two_workers import X, connected_to, metric, part_of, wait_until_both_serve
 from tests.support.http import Answer, call, post_json
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_held, write_model
@@ -27,7 +27,6 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.xdist_group("workers")
 
 OWNER = 'parameters { key: "batch_owner" value { string_value: "gateway" } }\n'
-X = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
 BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
     "        answers = []\n", "        time.sleep(0.02)\n        answers = []\n"
 )
@@ -55,59 +54,9 @@ def stack_of_two(tmp_path_factory: pytest.TempPathFactory, triton_environment: P
 
 @pytest.fixture
 def workers(stack_of_two: RunningStack) -> RunningStack:
-    """The stack once both fronts serve. The test before may have killed the core: a front that has not found
-    the new one yet answers 503."""
-    wait_for(lambda: metric(stack_of_two, "penstock_fronts ") == 2, 20, "both fronts serve")
+    """The stack once both workers serve: the test before may have killed or stopped the core."""
+    wait_until_both_serve(stack_of_two)
     return stack_of_two
-
-
-def part_of(stack: RunningStack, part: str) -> psutil.Process:
-    """The process with that name among its arguments: core, front-1, front-2."""
-    return next(
-        child
-        for child in family(stack)
-        if child.cmdline()[1:3] == ["-m", "penstock.gateway"] and child.cmdline()[-1] == part
-    )
-
-
-class Kept:
-    """A kept-alive connection to one of the fronts."""
-
-    def __init__(self, stack: RunningStack) -> None:
-        parts = urlsplit(stack.http_url)
-        self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
-        self.connection.connect()
-
-    def is_to(self, front: psutil.Process) -> bool:
-        port = self.connection.sock.getsockname()[1]
-        return any(seen.raddr and seen.raddr.port == port for seen in front.net_connections("tcp"))
-
-    def infer(self, model: str = "identity") -> int:
-        body = json.dumps(X)
-        self.connection.request("POST", f"/v2/models/{model}/infer", body, {"content-type": "application/json"})
-        answer = self.connection.getresponse()
-        answer.read()
-        return answer.status
-
-
-@contextmanager
-def connected_to(stack: RunningStack, part: str) -> Iterator[Kept]:
-    """A connection to this front; the system distributes connections randomly when both fronts serve."""
-    wait_for(lambda: metric(stack, "penstock_fronts ") == 2, 20, "both fronts serve")
-    for _ in range(100):
-        kept = Kept(stack)
-        with closing(kept.connection):
-            assert kept.infer() == 200
-            if kept.is_to(part_of(stack, part)):
-                yield kept
-                return
-    raise AssertionError(f"of 100 connections none came to {part}")
-
-
-def metric(stack: RunningStack, series: str) -> float:
-    """The value of a series, 0 where there is none."""
-    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(series))
 
 
 def test_both_fronts_answer_on_the_same_ports_as_one_gateway(workers: RunningStack) -> None:
@@ -131,8 +80,9 @@ def test_ready_line_says_how_many_serve(workers: RunningStack) -> None:
 
 def test_log_says_which_front_and_no_unreachable_port(workers: RunningStack) -> None:
     """The core listens on Unix sockets, which have no port; a front's lines have its number."""
-    assert {line.split("worker=")[1].split()[0] for line in workers.logged("the core serves")} == {"1", "2"}
-    assert workers.logged(r"gateway: the workers' core listens metrics=\d+")
+    for number in (1, 2):
+        workers.wait_for_log(rf"the core serves.* worker={number}\b")
+    workers.wait_for_log(r"gateway: the workers' core listens metrics=\d+")
     assert not workers.logged(r"(http|grpc)=[01]\b")
 
 
@@ -365,7 +315,7 @@ def test_core_that_is_stopped_is_503_and_serves_when_it_goes_on(workers: Running
         finally:
             core.resume()
         wait_for(lambda: kept.infer("owned") == 200, 10, "served")
-    wait_for(lambda: is_serving(workers), 10, "the other front serves, too")
+    wait_until_both_serve(workers)
     wait_for(lambda: metric(workers, "penstock_loop_lag_seconds ") > 3, 5, "the lag is shown")
 
 
