@@ -104,3 +104,31 @@ def test_models_that_triton_reads_right_are_loaded_by_name(tmp_path: Path) -> No
         assert disk.config_for(name, is_overridden=False) == ""
     assert json.loads(disk.config_for("lookup", is_overridden=True))["max_batch_size"] == 8
     assert not (tmp_path / "labels").exists()
+
+
+QUEUED = (
+    'backend: "torch" max_batch_size: 8 parameters {{ key: "image-decoder" value {{ string_value: "engine" }} }} {}'
+)
+
+
+@pytest.mark.parametrize(
+    ("batcher", "is_corrected"),
+    [
+        ("dynamic_batching { }", True),
+        ("", False),
+        ("dynamic_batching { default_queue_policy { max_queue_size: 9 } }", False),
+    ],
+    ids=["as documented", "no batcher", "a queue policy of the model's own"],
+)
+def test_calls_with_pictures_leave_tritons_queue_when_their_timeout_passes(
+    tmp_path: Path, batcher: str, *, is_corrected: bool
+) -> None:
+    """Triton reads a request's timeout only if the model has a longer one."""
+    folder = tmp_path / "models" / "pictures"
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(QUEUED.format(batcher))
+    text = DiskLoads((tmp_path / "models",), tmp_path / "labels").config_for("pictures", is_overridden=False)
+    assert bool(text) is is_corrected
+    if text:
+        policy = json.loads(text)["dynamic_batching"]["default_queue_policy"]
+        assert policy == {"default_timeout_microseconds": "600000000", "allow_timeout_override": True}

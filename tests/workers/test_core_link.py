@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.model_health import KnownModel
+from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.workers import client as core_link
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
@@ -27,7 +28,14 @@ from penstock.protocol.errors import (
     ModelNotFound,
     Overloaded,
 )
-from penstock.protocol.inference import Datatype, InferRequest, InferResponse, tensor_from_numpy
+from penstock.protocol.inference import (
+    CloseReason,
+    Datatype,
+    EngineTimeFit,
+    InferRequest,
+    InferResponse,
+    tensor_from_numpy,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_path")
@@ -200,6 +208,21 @@ async def test_link_tells_what_the_core_knows_of_the_engine(tmp_path: Path) -> N
         assert await pair.link.find("new") == CONFIG
         with pytest.raises(ModelNotFound, match="unknown model: 'nope'"):
             await pair.link.find("nope")
+
+
+async def test_core_has_the_queues_of_a_worker_until_it_is_gone(tmp_path: Path) -> None:
+    """A report replaces the former one. After the connection ends nothing waits there, and counts stay."""
+    fit = EngineTimeFit(0.002, 0.0001, 0.0, 9)
+    queue = QueueStatistics(3, 5, 4096, 1, 8, fit, 0.01, {2: 4}, {CloseReason.FULL: 4}, {"deadline": 1})
+    async with paired(tmp_path) as pair:
+        reported = pair.server.reported
+        pair.link.report_queues({"m": queue})
+        await until(lambda: "m" in reported.joined({}))
+        assert replace(reported.joined({})["m"], fit=fit) == queue
+        pair.link.report_queues({"m": replace(queue, depth=0)})
+        await until(lambda: reported.joined({})["m"].depth == 0)
+    ended = reported.joined({})["m"]
+    assert (ended.rows, ended.in_flight, ended.wait_s, ended.closed_by) == (0, 0, None, {CloseReason.FULL: 4})
 
 
 async def test_change_that_is_spread_is_known_to_the_fronts_when_it_is_said_to_be(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import gc
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
@@ -22,6 +22,7 @@ from penstock.gateway.audit import AuditLog
 from penstock.gateway.batching.batch_report import queue_readers
 from penstock.gateway.batching.batcher import BatcherPool, log_and_get_refusal
 from penstock.gateway.batching.options import BatchOptions
+from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.card_losses import CardLosses
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.server import GrpcServer
@@ -115,7 +116,7 @@ class Gateway:
         self.plane = DataPlane(
             replace(
                 plane_parts,
-                queue_statistics=self.batching.statistics,
+                queue_statistics=self._queues,
                 is_apart=self.own.has if self.own is not None else plane_parts.is_apart,
                 spread=lambda: self.core.spread(),  # the core is constructed below, as it needs the plane
             )
@@ -136,6 +137,10 @@ class Gateway:
         self._read_metrics()
         self.system, self.models = self._reports(plane_parts.images)
 
+    def _queues(self) -> Mapping[str, QueueStatistics]:
+        """Statistics by model of the queues of the core and of all workers."""
+        return self.core.reported.joined(self.batching.statistics())
+
     def _slab_partitions(self) -> SlabPartitions | None:
         slab, settings = self.engine.slab, self._settings
         if slab is None:
@@ -153,7 +158,7 @@ class Gateway:
             "queue_depth",
             lambda: {("decode",): self.parts.pool.statistics().waiting + page_total(CounterRow.DECODES_WAITING)},
         )
-        for name, queued in queue_readers(self.batching.statistics).items():
+        for name, queued in queue_readers(self._queues).items():
             read(name, queued)
         read(
             "decoder_restarts_total",
@@ -219,7 +224,7 @@ class Gateway:
             engine_name=lambda: self._engine_name,
             readiness=lambda: self.plane.readiness().reason,
             in_flight=lambda: self.parts.limiter.statistics().requests,
-            queues=self.batching.statistics,
+            queues=self._queues,
             parent=lambda: self._news,
             settings=lambda: setting_rows(settings, read_origins(run_dir)),
         )

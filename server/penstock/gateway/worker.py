@@ -138,8 +138,10 @@ class Worker:
             self.engine.engine,
             self.link,
             self.parts.options,
+            workers=settings.worker_count,
             slab=self.slab,
             is_apart=lambda model: model in self.link.apart,
+            formed=self.metrics.batch,
         )
         plane_parts = self.parts.plane_parts(
             self.engine.engine, self.link, self.link, self.slab, memory, pictures=self.pictures
@@ -151,7 +153,7 @@ class Worker:
         )
 
     async def tell(self, listener: HttpListener, grpc_server: GrpcServer) -> None:
-        """Writes heartbeats and metrics to the shared counters until cancelled."""
+        """Writes heartbeats and metrics to the shared counters, and reports queues to the core, until cancelled."""
         column, write = self.options.index, self.page.write
         former_restarts = self.page.read(CounterRow.DECODER_RESTARTS, column)
         former_spans = self.page.read(CounterRow.SPANS_DROPPED, column)
@@ -165,6 +167,7 @@ class Worker:
             if self.parts.tracer is not None:
                 write(CounterRow.SPANS_DROPPED, column, former_spans + self.parts.tracer.dropped_spans)
             self.metrics.flush()
+            self.link.report_queues(self.pictures.statistics())
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def aclose(self) -> None:

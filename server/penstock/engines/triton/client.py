@@ -254,7 +254,8 @@ class DiskLoads:
     Triton has one of them. Triton 2.51 would otherwise serve something else:
     * after a load with a config override, a plain load keeps that override;
     * a folder `2.bak` is read as version 2, without a model file;
-    * a label file's byte order mark and carriage returns become part of the labels.
+    * a label file's byte order mark and carriage returns become part of the labels;
+    * the timeouts of calls with pictures are ignored: its queue runs a call although its clients got 504.
     """
 
     def __init__(self, repositories: Sequence[Path], label_folder: Path, *, has_one_card: bool = False) -> None:
@@ -271,7 +272,7 @@ class DiskLoads:
             config = read_config(folder)
         except InvalidRequest:
             return ""
-        is_corrected = self._clean_labels(folder, config)
+        is_corrected = self._clean_labels(folder, config) | _heed_timeouts(config)
         for group in config.instance_group if self._has_one_card else ():
             is_corrected |= bool(group.gpus)
             del group.gpus[:]
@@ -299,6 +300,21 @@ class DiskLoads:
             output.label_filename = os.path.relpath(copy.resolve(), folder.path.resolve())
             is_corrected = True
         return is_corrected
+
+
+MAX_QUEUED_US = 600 * 10**6  # a request's timeout can only be shorter than the model's
+
+
+def _heed_timeouts(config: model_config_pb2.ModelConfig) -> bool:
+    """Makes Triton drop calls with pictures whose timeout passed in its queue, unless the config has a queue policy."""
+    if not config.HasField("dynamic_batching") or "image-decoder" not in config.parameters:
+        return False
+    batcher, decoder = config.dynamic_batching, config.parameters["image-decoder"].string_value
+    if decoder.strip().lower() not in ("engine", "1") or batcher.HasField("default_queue_policy"):
+        return False
+    batcher.default_queue_policy.default_timeout_microseconds = MAX_QUEUED_US
+    batcher.default_queue_policy.allow_timeout_override = True  # the action is REJECT
+    return True
 
 
 def _has_lookalike(path: Path) -> bool:

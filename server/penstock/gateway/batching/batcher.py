@@ -16,6 +16,7 @@ from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine
 from penstock.protocol.errors import (
+    DeadlineExceeded,
     EngineFailed,
     EngineUnavailable,
     InferenceError,
@@ -51,7 +52,9 @@ class ModelBatcher:
         self.model_name = model_name
         self._formed = formed
         self._queue = BatchQueue(model_name, options)
-        self._engine = BatchEngine(backend, options.slots, slab, reads_slab=options.reads_slab)
+        self._engine = BatchEngine(
+            backend, options.slots, slab, reads_slab=options.reads_slab, is_queued_again=options.is_queued_again
+        )
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[EngineCall, asyncio.Task[bool]] = {}
         self._is_pumping = False
@@ -185,11 +188,7 @@ class ModelBatcher:
         try:
             merged, response = await call.ask()
         except InferenceError as error:
-            if self._is_worth_halving:
-                self._is_worth_halving = await call.settle(error, call.members) or len(call.members) == 1
-            else:
-                call.fail(error)
-            self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
+            await self._end_failed(call, error)
             return False
         self._is_worth_halving = True
         answered_at = time.monotonic()
@@ -198,6 +197,17 @@ class ModelBatcher:
         call.deliver(merged, response)
         self._loop.call_soon(self._delivered, call, answered_at)  # after the members' tasks
         return True
+
+    async def _end_failed(self, call: EngineCall, error: InferenceError) -> None:
+        if self.options.is_queued_again and isinstance(error, DeadlineExceeded):  # the engine's queue dropped it
+            call.fail(error)
+            self._queue.done(call.batch, time.monotonic())  # it took at least this long, which improves the fit
+            return
+        if self._is_worth_halving:
+            self._is_worth_halving = await call.settle(error, call.members) or len(call.members) == 1
+        else:
+            call.fail(error)
+        self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
 
     def _delivered(self, call: EngineCall, answered_at: float) -> None:
         """Runs after every member's task has encoded its response and written it to its socket."""

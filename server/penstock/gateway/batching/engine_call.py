@@ -25,6 +25,8 @@ from penstock.protocol.inference import BatchTrace, InferRequest, InferResponse,
 from penstock.protocol.shared_memory import Slab
 
 RETRIES_A_DOUBLING = 4
+# Triton drops a request that waits longer in its queue, if config.pbtxt allows it (see engines/triton/client.py).
+QUEUE_TIMEOUT = "timeout"
 # The call continues after the last deadline, because its duration improves the fit.
 OVERDUE_S = 1.0
 OVERDUE_TIMES = 10.0  # or that many times the expected time
@@ -48,13 +50,14 @@ class BatchMember(Entry):
 class BatchEngine:
     """The engine of a model's batches. slots: concurrent calls. slab: memory shared with the engine.
 
-    reads_slab: the model takes references to it.
+    reads_slab, is_queued_again: see BatchOptions.
     """
 
     backend: Engine
     slots: int
     slab: Slab | None = None
     reads_slab: bool = False
+    is_queued_again: bool = False
 
 
 class EngineCall:
@@ -96,8 +99,11 @@ class EngineCall:
         requests = [member.request for member in members_sent]
         merged = merge_requests(requests, engine.slab, reads_slab=engine.reads_slab)
         self._merged = merged
+        request = merged.request
+        if engine.is_queued_again and (left_us := _left_us(members_sent, time.monotonic())) is not None:
+            request = replace(request, parameters={**request.parameters, QUEUE_TIMEOUT: left_us})
         span = _span_of_first(members_sent)
-        request = merged.request if span is None else replace(merged.request, metadata=span.headers)
+        request = request if span is None else replace(request, metadata=span.headers)
         is_answered = False
         try:
             response = await engine.backend.infer(request)
@@ -258,6 +264,12 @@ def _span_of_first(members: Sequence[BatchMember]) -> EngineSpan | None:
                 member.leads = True
             return member.trace.engine("engine")
     return None
+
+
+def _left_us(members: Sequence[BatchMember], now: float) -> int | None:
+    """Microseconds until the last deadline, 1 or more; None if a member has none."""
+    deadlines = [member.deadline for member in members if member.deadline is not None]
+    return max(1, int((max(deadlines) - now) * 1e6)) if len(deadlines) == len(members) else None
 
 
 STATISTICS_TIMEOUT_S = 5.0

@@ -26,7 +26,8 @@ class BatchOptions:
     instances: concurrent engine calls; one more may wait at the engine. slo_s: deadline of requests without one.
     max_queue_delay_s: wait for more rows while a slot is free, never past a deadline. execution_timeout_s: the model
     hangs if it answers no call for this long. unmerged: why requests are not merged; empty if they may be. reads_slab:
-    our backend decodes its pictures, and reads references to the slab.
+    our backend decodes its pictures, and reads references to the slab. is_queued_again: the engine has a queue of its
+    own, which gets each call's last deadline.
     """
 
     owner: BatchOwner = BatchOwner.OFF
@@ -39,6 +40,7 @@ class BatchOptions:
     execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
     unmerged: str = ""
     reads_slab: bool = False
+    is_queued_again: bool = False
 
     @property
     def slots(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -64,6 +64,15 @@ class QueueStatistics:
             closed_by=_sum(self.closed_by, former.closed_by),
             dropped=_sum(self.dropped, former.dropped),
         )
+
+
+def joined_statistics(queues: Sequence[QueueStatistics]) -> QueueStatistics:
+    """Of several queues of one model: sums, the fit with the most calls, and the longest predicted wait."""
+    first, *others = sorted(queues, key=lambda queue: -queue.fit.samples if queue.fit is not None else 1)
+    for other in others:
+        first = first.with_former(other)
+    waits = [queue.wait_s for queue in queues if queue.wait_s is not None]
+    return replace(first, wait_s=max(waits, default=None))
 
 
 class BatchQueue:

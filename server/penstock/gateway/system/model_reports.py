@@ -14,6 +14,7 @@ from penstock.gateway.request_counts import Counts, RecentFigures, RequestCounts
 from penstock.gateway.system.reports import RecentResult
 from penstock.protocol.engine import ModelConfig, ModelState, TensorSpec
 from penstock.protocol.errors import InferenceError, InvalidRequest, ModelNotFound
+from penstock.protocol.inference import BatchOwner
 from penstock.protocol.model_reports import (
     BatchingReport,
     CardReport,
@@ -196,8 +197,9 @@ def _tensors(specs: tuple[TensorSpec, ...]) -> list[TensorReport]:
 
 
 def _batching(options: BatchOptions, queue: QueueStatistics) -> BatchingReport:
-    count = sum(queue.batches_by_rows.values())
-    rows = sum(size * number for size, number in queue.batches_by_rows.items())
+    formed = queue if options.owner is BatchOwner.GATEWAY else _EMPTY_QUEUE  # Triton joins the workers' calls
+    count = sum(formed.batches_by_rows.values())
+    rows = sum(size * number for size, number in formed.batches_by_rows.items())
     return BatchingReport(
         owner=options.owner,
         max_batch_size=options.max_batch_size,
@@ -207,7 +209,7 @@ def _batching(options: BatchOptions, queue: QueueStatistics) -> BatchingReport:
         count=count,
         rows=rows,
         mean_rows=round(rows / count, 2) if count else None,
-        closed_by=dict(queue.closed_by),
+        closed_by=dict(formed.closed_by),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.model_health import KnownModel
+from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.workers.connection import (
     SOCKET_NAME,
     CallFailed,
@@ -29,6 +30,7 @@ from penstock.gateway.workers.connection import (
     ModelFound,
     ModelsServed,
     PendingCancellations,
+    QueuesReported,
     RequestFailed,
     SlabPartGranted,
     Sync,
@@ -92,6 +94,7 @@ class CoreClient:
         self._finds: dict[int, asyncio.Future[ModelConfig]] = {}
         self._departures = PendingCancellations()
         self._served: set[str] = set()
+        self._reported: Mapping[str, QueueStatistics] = {}
         self._last_received_at = 0.0
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -144,6 +147,12 @@ class CoreClient:
     def note_served(self, model_name: str) -> None:
         """Reports to the core that the model served a request, with the next sweep."""
         self._served.add(model_name)
+
+    def report_queues(self, queues: Mapping[str, QueueStatistics]) -> None:
+        """Reports this worker's own queues to the core, if they have changed."""
+        if queues != self._reported and self._line is not None and self._line.is_open:
+            self._reported = queues
+            self._line.send(QueuesReported(dict(queues)))
 
     async def note_loaded(self, model_name: str) -> None:
         """Does nothing: the core loads models itself."""
@@ -249,6 +258,7 @@ class CoreClient:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             self._last_received_at = time.monotonic()
+            self._reported = {}
             line.send(self._greeting)
             self._line = line
             return

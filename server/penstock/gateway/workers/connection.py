@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from penstock.engines.model_health import KnownModel
+from penstock.gateway.batching.queue import QueueStatistics
 from penstock.gateway.workers.slab import SlabPart
 from penstock.logs import get_logger
 from penstock.protocol.cancellation import CancelStage, PendingStage
@@ -79,6 +80,12 @@ class CallFailed(Message, frozen=True):
     """Worker → core: a valid inference failed in the engine."""
 
     model_name: str
+
+
+class QueuesReported(Message, frozen=True):
+    """Worker → core: its own queues, by model. It replaces the former report."""
+
+    queues: dict[str, QueueStatistics]
 
 
 class SyncDone(Message, frozen=True):
@@ -165,6 +172,7 @@ ToCore = (
     | CallFailed
     | EngineSuspected
     | CallLate
+    | QueuesReported
     | SyncDone
 )
 ToClient = (

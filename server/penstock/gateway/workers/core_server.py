@@ -30,6 +30,7 @@ from penstock.gateway.workers.connection import (
     MessageConnection,
     ModelFound,
     ModelsServed,
+    QueuesReported,
     SlabPartGranted,
     Sync,
     SyncDone,
@@ -38,6 +39,7 @@ from penstock.gateway.workers.connection import (
     failed_message,
 )
 from penstock.gateway.workers.inference_calls import ClientProcessCalls, QueuedCall, ReportFailures, enqueue_call
+from penstock.gateway.workers.picture_batches import ReportedQueues
 from penstock.gateway.workers.shared_counters import MAX_PROCESSES
 from penstock.gateway.workers.slab_sharing import (
     CLIENT_STALLED_BYTES,
@@ -119,6 +121,7 @@ class CoreServer:
         self._sent_state: CoreState | None = None
         self._spreads = 0
         self._has_spread = asyncio.Event()
+        self.reported = ReportedQueues()
 
     @property
     def front_count(self) -> int:
@@ -235,10 +238,14 @@ class CoreServer:
             front.known = min(record.number, self._spreads)
             self._has_spread.set()
         elif not front.is_client_process:  # ClientProcessCalls reports this for client processes
-            self._note(record)
+            self._note(front, record)
 
-    def _note(self, record: ModelsServed | CallFailed | EngineSuspected | CallLate) -> None:
-        if isinstance(record, ModelsServed):
+    def _note(
+        self, front: _Peer, record: ModelsServed | CallFailed | EngineSuspected | CallLate | QueuesReported
+    ) -> None:
+        if isinstance(record, QueuesReported):
+            self.reported.take(front.index, record.queues)
+        elif isinstance(record, ModelsServed):
             for name in record.model_names:
                 self._watch.note_served(name)
         elif isinstance(record, EngineSuspected):
@@ -346,6 +353,8 @@ class CoreServer:
         if front is not None and front.is_client_process:
             log.info("client process disconnected", name=front.name, waiting=len(front.tasks))
             self._is_full_logged = False
+        elif front is not None:
+            self.reported.lost(front.index)
         for task in list(front.tasks.values()) if front is not None else ():
             task.cancel()
         for ask in list(front.asks.values()) if front is not None else ():
