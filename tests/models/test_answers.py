@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.models.check.answers import AnswerAgreement, compare_answers
+from penstock.models.check.answers import AnswerAgreement, compare_answers, rivals_of
 from penstock.protocol.vision_results import Classes, DepthMap, Detections, Embedding, TextLine, TextLines, VisionResult
 
 
@@ -48,6 +48,37 @@ def test_box_near_the_threshold_may_be_missing() -> None:
     found = compared(boxes((0, 0.9, (0, 0, 50, 50)), (0, 0.265, (90, 90, 99, 99))), boxes((0, 0.9, (0, 0, 50, 50))))
     assert (found.unmatched, found.borderline, found.disagreement) == (0, 1, "")
     assert str(found) == "1 boxes overlap at least 1.000"
+
+
+def test_box_for_which_nms_chose_its_rival_is_left_out() -> None:
+    """Of two boxes of one object with nearly the same score, the other engine may keep the other one."""
+    first, second = (0, 0.7004, (0, 0, 50, 50)), (0, 0.7001, (8, 0, 58, 50))
+    rivals = rivals_of(boxes(first), boxes(first, second), iou=0.45)
+    assert (rivals.box.tolist(), rivals.xyxy.tolist()) == ([0], [[8, 0, 58, 50]])
+    switched = compare_answers([boxes(first)], [boxes(second)], threshold=0.25, rivals=[rivals])
+    assert (switched.switched, switched.overlaps, switched.unmatched, switched.box_share) == (1, (), 0, 1.0)
+    assert str(switched) == "0 boxes overlap at least 1.000 (1 left out: NMS chose a box of the same score)"
+    moved = compare_answers([boxes(first)], [boxes((0, 0.7, (4, 0, 54, 50)))], threshold=0.25, rivals=[rivals])
+    assert (moved.switched, moved.box_share) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [(0, 0.69, (8, 0, 58, 50)), (1, 0.7001, (8, 0, 58, 50)), (0, 0.7001, (40, 0, 90, 50)), (0, 0.7001, (0, 0, 50, 50))],
+    ids=["lower-score", "other-class", "other-object", "same-box"],
+)
+def test_rivals_have_the_score_and_class_of_their_box(
+    candidate: tuple[int, float, tuple[float, float, float, float]],
+) -> None:
+    """A dropped box with a lower score or of another class is no rival, nor is a box that NMS keeps."""
+    assert not len(rivals_of(boxes((0, 0.7004, (0, 0, 50, 50))), boxes(candidate), iou=0.45).box)
+
+
+def test_share_of_boxes_counts_boxes_without_partner() -> None:
+    """Of three boxes, one has a partner that overlaps enough, one a worse partner, and one none."""
+    one = boxes((0, 0.9, (0, 0, 50, 50)), (0, 0.8, (100, 0, 150, 50)), (0, 0.7, (200, 0, 250, 50)))
+    found = compared(one, boxes((0, 0.9, (0, 0, 50, 50)), (0, 0.8, (102, 0, 152, 50))))
+    assert found.box_share == pytest.approx(1 / 3)
 
 
 def test_shifted_boxes_disagree() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
@@ -15,11 +15,12 @@ from penstock.engines.embedded.repository import ModelFolder
 from penstock.engines.ort_serving.config import OrtLoadError, OrtRequestError
 from penstock.engines.ort_serving.placement import CUDA, Precision
 from penstock.gateway.batching.merging import MergedRows, merge_rows
+from penstock.models.check.answers import NO_RIVALS, Rivals, rivals_of
 from penstock.models.inspect.trial_session import TrialFailed
 from penstock.models.placement.choice import Device, ModelPlacement
 from penstock.protocol.errors import InferenceError
 from penstock.protocol.inference import Array, InferResponse, tensor_from_numpy
-from penstock.protocol.vision_results import VisionResult
+from penstock.protocol.vision_results import Detections, VisionResult
 from penstock.vision.card import VisionCard, card_from_config
 from penstock.vision.decode import DecodedImage
 from penstock.vision.image_tasks import size_tensors
@@ -29,6 +30,7 @@ from penstock.vision.spec import NetworkType
 
 PRECISION, THREADS, CHECKS = "precision", "intra_op_thread_count", "check-answers"  # parameters of config.pbtxt
 _KINDS = model_config_pb2.ModelInstanceGroup
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,25 @@ class PlacedModel:
 
     def results(self, pictures: Sequence[PreparedPicture]) -> list[VisionResult]:
         """One result a picture, in as few calls as max_batch_size allows. Raises TrialFailed."""
-        found: dict[int, VisionResult] = {}
+        return self._parsed(pictures, lambda response, row, geometry: parse(self.card, response, row, geometry))
+
+    def results_with_rivals(self, pictures: Sequence[PreparedPicture]) -> list[tuple[VisionResult, Rivals]]:
+        """As results; with the boxes that NMS dropped for one of nearly the same score."""
+        return self._parsed(pictures, self._with_rivals)
+
+    def _with_rivals(self, response: InferResponse, row: int | None, geometry: Geometry) -> tuple[VisionResult, Rivals]:
+        result, options = parse(self.card, response, row, geometry), self.card.layout_options
+        if not isinstance(result, Detections) or "iou" not in self.card.layout.usable_options:
+            return result, NO_RIVALS
+        every = replace(self.card, layout_options=replace(options, nms_iou_threshold=1.0, topk=None))
+        candidates = parse(every, response, row, geometry)
+        assert isinstance(candidates, Detections)
+        return result, rivals_of(result, candidates, iou=options.nms_iou_threshold)
+
+    def _parsed(
+        self, pictures: Sequence[PreparedPicture], read: Callable[[InferResponse, int | None, Geometry], R]
+    ) -> list[R]:
+        found: dict[int, R] = {}
         for rows in self._merged(pictures):
             geometries = [pictures[index].geometry for index in rows.members]
             arrays = self._run(self._feed(rows, geometries))
@@ -90,7 +110,7 @@ class PlacedModel:
             response = InferResponse(self.config.name, "", tensors)
             try:
                 for row, (index, geometry) in enumerate(zip(rows.members, geometries, strict=True)):
-                    found[index] = parse(self.card, response, row if rows.has_batch_axis else None, geometry)
+                    found[index] = read(response, row if rows.has_batch_axis else None, geometry)
             except InferenceError as error:
                 raise TrialFailed(error.message) from error
         return [found[index] for index in range(len(pictures))]

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engines.ort_serving.placement import Precision
 from penstock.engines.ort_serving.threads import available_cores
-from penstock.models.check.answers import compare_answers
+from penstock.models.check.answers import Rivals, compare_answers
 from penstock.models.inspect.picture_views import Picture, part_views, whole_views
 from penstock.models.inspect.trial import read_pictures
 from penstock.models.inspect.trial_session import TrialFailed
@@ -83,7 +83,7 @@ def run_trials(
     """As try_placements, in this process, one after the other."""
     try:
         reference = PlacedModel(folder, ON_CPU, threads=1)
-        prepared, expected = _reference_results(reference, pictures)
+        prepared, expected, rivals = _reference_results(reference, pictures)
     except (TrialFailed, InferenceError) as error:
         yield PlacementTrial(device=Device.CPU, precision=Precision.FP32, problem=_reason(error))
         return
@@ -93,7 +93,7 @@ def run_trials(
     for placement in placements:
         try:
             with open_placed(folder, placement) as model:
-                agreement = compare_answers(expected, model.results(prepared), threshold=threshold)
+                agreement = compare_answers(expected, model.results(prepared), threshold=threshold, rivals=rivals)
                 yield PlacementTrial(
                     device=placement.device,
                     precision=placement.precision,
@@ -110,20 +110,23 @@ def run_trials(
 
 def _reference_results(
     model: PlacedModel, pictures: Sequence[Picture]
-) -> tuple[list[PreparedPicture], list[VisionResult]]:
+) -> tuple[list[PreparedPicture], list[VisionResult], list[Rivals]]:
     """Whole pictures, mirrored ones and parts, as many as the CPU runs in RESULTS_S."""
     color = model.card.prepare_spec.color
     views = chain(
         (view for picture in pictures for view in whole_views(picture, color, is_mirrored=True)),
         (view for picture in pictures for view in part_views(picture, color, PARTS)),
     )
-    prepared, results, until = list[PreparedPicture](), list[VisionResult](), time.monotonic() + RESULTS_S
+    prepared, results, rivals = list[PreparedPicture](), list[VisionResult](), list[Rivals]()
+    until = time.monotonic() + RESULTS_S
     for view in views:
         prepared.append(model.prepare(view))
-        results += model.results(prepared[-1:])
+        ((result, near),) = model.results_with_rivals(prepared[-1:])
+        results.append(result)
+        rivals.append(near)
         if time.monotonic() > until:
             break
-    return prepared, results
+    return prepared, results, rivals
 
 
 def _rows_of(model: PlacedModel) -> tuple[int, ...]:
