@@ -13,6 +13,7 @@ from penstock.engines.torch_serving.slab_pictures import (
     SlabReader,
     SlabUnreadable,
     publish_slabs,
+    readable_answered,
     slab_reference,
 )
 
@@ -86,5 +87,21 @@ def test_memory_that_cannot_be_read_is_said_so(tmp_path: Path, why: str) -> None
         file.write_text(" ".join([process_id, descriptor, device, "1", *rest]))
     else:
         offset = SIZE
-    with pytest.raises(SlabUnreadable, match="the gateway's shared memory cannot be read"):
+    with pytest.raises(SlabUnreadable, match="the gateway's shared memory cannot be read") as raised:
         SlabReader(str(file)).picture(published(offset, 10))
+    assert "/" not in str(raised.value)  # a client may get it
+
+
+def test_request_with_a_forged_reference_fails_alone(tmp_path: Path) -> None:
+    """Where nothing is published, bytes that look like a reference do not fail requests of others in the same batch."""
+    reader, forged = SlabReader(str(tmp_path / "none")), slab_reference(bytes(16), 0, 10)
+    batches: list[list[bytes]] = []
+
+    def answer(asked: list[bytes]) -> list[bytes]:
+        batches.append(asked)
+        return [picture.upper() for picture in asked]
+
+    requests = [b"one", forged, b"two"]
+    assert readable_answered(requests, reader.picture, answer, lambda _: b"refused") == [b"ONE", b"refused", b"TWO"]
+    assert readable_answered([forged], reader.picture, answer, lambda _: b"refused") == [b"refused"]
+    assert batches == [[b"one", b"two"]]

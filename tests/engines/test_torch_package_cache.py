@@ -21,6 +21,12 @@ def opened(folder: Path, key: str, made: list[str], said: list[str] | None = Non
         return package.read_bytes()
 
 
+def file_of(folder: Path, key: str) -> Path:
+    """The compiled file of that key."""
+    (file,) = folder.glob(f"{key}.*.compiled.pt2")
+    return file
+
+
 def test_program_is_compiled_once_and_said_once(tmp_path: Path) -> None:
     """The second opening takes the file; another key is another file."""
     made: list[str] = []
@@ -55,11 +61,48 @@ def test_failed_compilation_leaves_nothing(tmp_path: Path) -> None:
     assert opened(tmp_path, "one", []) == b"one"
 
 
-def test_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     """A compiled program is code."""
-    tmp_path.chmod(0o777)
+    tmp_path.chmod(mode)
     with pytest.raises(OSError, match="can be written by other users"):
         opened(tmp_path, "one", [])
+
+
+def test_folder_that_others_can_replace_is_refused(tmp_path: Path) -> None:
+    """Also behind a link; a folder such as /tmp, in which each user can remove only own files, is accepted."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "cache")
+    (tmp_path / "open").chmod(0o777)
+    for folder in (tmp_path / "open" / "cache", tmp_path / "link"):
+        with pytest.raises(OSError, match=r"/open can be written by other users, so they can replace"):
+            opened(folder, "one", [])
+    (tmp_path / "open").chmod(0o1777)
+    assert opened(tmp_path / "link", "one", []) == b"one"
+
+
+@pytest.mark.parametrize("what", ["damaged", "empty", "link", "hard link", "writable", "other name"])
+def test_file_that_is_not_as_it_was_made_is_made_again(tmp_path: Path, what: str) -> None:
+    """Another user may have put it there before a chmod, or a disk may have lost its end."""
+    made: list[str] = []
+    cache = tmp_path / "cache"
+    opened(cache, "one", made)
+    file = file_of(cache, "one")
+    if what in ("damaged", "empty"):
+        file.write_bytes(b"evil" if what == "damaged" else b"")
+    elif what == "link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    elif what == "hard link":
+        (tmp_path / "elsewhere").hardlink_to(file)
+    elif what == "writable":
+        file.chmod(0o666)
+    else:
+        file.rename(cache / f"one.{'0' * 32}.compiled.pt2")
+    assert opened(cache, "one", made) == b"one"
+    assert made == ["one", "one"]
+    assert opened(cache, "one", made) == b"one"
+    assert len(made) == 2
 
 
 def test_programs_used_longest_ago_are_removed(tmp_path: Path) -> None:
@@ -67,14 +110,14 @@ def test_programs_used_longest_ago_are_removed(tmp_path: Path) -> None:
     made: list[str] = []
     for number, key in enumerate(("old", "newer", "newest")):
         opened(tmp_path, key, made)
-        os.utime(tmp_path / f"{key}.compiled.pt2", (number, number))
+        os.utime(file_of(tmp_path, key), (number, number))
     abandoned, lock = tmp_path / "new-abandoned", tmp_path / "gone.lock"
     abandoned.mkdir()
     lock.touch()
     for path in (abandoned, lock):
         os.utime(path, (1, 1))
-    evict(tmp_path, tmp_path / "newest.compiled.pt2", max_bytes=len("newest") + len("newer"))
-    assert sorted(path.name for path in tmp_path.glob("*.pt2")) == ["newer.compiled.pt2", "newest.compiled.pt2"]
+    evict(tmp_path, file_of(tmp_path, "newest"), max_bytes=len("newest") + len("newer"))
+    assert sorted(path.name.split(".")[0] for path in tmp_path.glob("*.pt2")) == ["newer", "newest"]
     assert not abandoned.exists()
     assert not lock.exists()
 

@@ -23,6 +23,8 @@ THREE = NvmlReading(
     [
         *(("all", None, ["GPU 0", "GPU 1", "GPU 2"]), ("all", "2,0", ["GPU 2", "GPU 0"]), ("all", "", [])),
         *(("all", "1,7,0", ["GPU 1"]), ("all", "GPU-a,GPU-b2", ["GPU 0", "GPU 2"]), ("all", "GPU-b", [])),
+        *(("all", "1,1,0", ["GPU 1"]), ("all", "0,GPU-a0,1", ["GPU 0"]), ("all", "MIG-1,MIG-1", ["MIG-1"])),
+        *(("all", "\u0660,1", []), ("all", "MIG-\x1b[31m", []), ("all", "-1", []), ("all", "all", [])),
         *(("2,0", None, ["GPU 2", "GPU 0"]), ("GPU-b1", None, ["GPU 1"]), ("1", "0,1", ["GPU 1"])),
         *(("all", "MIG-1,MIG-2", ["MIG-1", "MIG-2"]), ("MIG-1", None, ["MIG-1"])),
     ],
@@ -30,7 +32,7 @@ THREE = NvmlReading(
 def test_cards_are_chosen_by_number_and_uuid_among_the_visible_ones(
     gpus: str, visible: str | None, chosen: list[str]
 ) -> None:
-    """In the given order; CUDA stops at the first entry that it does not know."""
+    """In the given order; CUDA stops at the first entry that it does not know or that repeats a card."""
     assert [card.label for card in choose_cards(gpus, THREE, visible)] == chosen
 
 
@@ -57,12 +59,25 @@ def test_machine_without_a_card_refuses_a_card_and_has_none() -> None:
         choose_cards("0", none, None)
 
 
-@pytest.mark.parametrize("text", ["", "0,", "first", "0,0", "all,0", "-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "0,", "first", "0,0", "all,0", "-1", "GPU-", "MIG-", "gpu-6f", "0;1", "9" * 5, "\u0663", "\uff10"),
+        *("GPU-6f\n0", "GPU-6f\x1b[31m", "MIG-6f\0", "MIG-../../etc", "GPU-6f=x", "GPU-" + "a" * 97),
+    ],
+)
 def test_setting_that_names_no_cards_is_refused(text: str) -> None:
-    """At start, before NVML is read."""
+    """At start, before NVML is read: an entry gets into file names, variables and logs."""
     with pytest.raises(ValueError, match=r"it takes all, or numbers|is given twice"):
         checked_gpus(text)
     assert checked_gpus(" 0, GPU-6f ") == "0,GPU-6f"
+    assert checked_gpus("MIG-GPU-6f/1/0") == "MIG-GPU-6f/1/0"
+
+
+def test_setting_that_names_thousands_of_cards_is_refused() -> None:
+    """The message has the limit, not the text."""
+    with pytest.raises(ValueError, match=r"^it has 5000 cards \(limit 64\)$"):
+        checked_gpus(",".join(map(str, range(5000))))
 
 
 def test_card_that_does_not_answer_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

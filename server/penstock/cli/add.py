@@ -20,7 +20,16 @@ from penstock.cli.gateway_client import (
 )
 from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
 from penstock.cli.model_list import load_failure
-from penstock.cli.terminal import AsJson, fail, print_failure, print_json, program_name, progress_bar, stoppable
+from penstock.cli.terminal import (
+    AsJson,
+    fail,
+    print_failure,
+    print_json,
+    printable,
+    program_name,
+    progress_bar,
+    stoppable,
+)
 from penstock.engines.ort_serving.placement import Precision
 from penstock.gateway.settings import Settings
 from penstock.gpu.tensorrt import Accelerator
@@ -315,7 +324,7 @@ def _print(report: AddReport, place: AddContext, *, is_loaded: bool) -> None:
     """is_loaded: whether the printed commands can answer, now or after the next `penstock up`."""
 
     def line(text: str) -> None:
-        place.console.print(text, markup=False, soft_wrap=True)
+        place.console.print(printable(text), markup=False, soft_wrap=True)
 
     line(f"{report.name}: {report.layout}, in {report.folder}")
     for sentence in report.evidence:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.gateway_client import settings_or_fail
 from penstock.cli.model_flags import image_size
 from penstock.cli.model_list import installed_models, unknown_model
-from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
+from penstock.cli.terminal import fail, print_json, printable, progress_bar, stoppable
 from penstock.engines.ort_serving.placement import Precision
 from penstock.gpu.tensorrt import ARCHITECTURES, capability_text, why_not_built
 from penstock.gpu.triton_images import Capability
@@ -89,7 +90,7 @@ def build(
 
 
 def _build(source: _Source, capability: Capability, options: _Options) -> "tuple[BuiltEngine, Path]":
-    from penstock.models.tensorrt_rtx.build import BuildRequest, build_engine
+    from penstock.models.tensorrt_rtx.build import BuildRequest, build_engine, write_page
     from penstock.models.tensorrt_rtx.page import page
 
     with progress_bar() as bar:
@@ -104,7 +105,7 @@ def _build(source: _Source, capability: Capability, options: _Options) -> "tuple
             str(source.file), capability, rows, source.sides, options.size, precision=options.precision
         )
         built, file = build_engine(request, on_phase)
-    file.with_suffix(".md").write_text(page(source.title, built), encoding="utf-8")
+    write_page(file, page(source.title, built))
     return built, file
 
 
@@ -112,14 +113,14 @@ def print_engine(console: Console, title: str, built: "BuiltEngine", file: Path)
     """The engine's figures and its fusion table."""
     from penstock.models.tensorrt_rtx.page import operators_text, summary_lines
 
-    console.print(f"{title}: {file}", markup=False, soft_wrap=True)
+    console.print(printable(f"{title}: {file}"), markup=False, soft_wrap=True)
     for line in summary_lines(built):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(printable(f"  {line}"), markup=False, soft_wrap=True)
     table = Table("layers", "ONNX operators of each")
     for pattern in built.table.patterns:
-        table.add_row(str(pattern.layers), operators_text(pattern))
+        table.add_row(str(pattern.layers), Text(printable(operators_text(pattern))))
     console.print(table)
-    console.print(f"  all layers: {file.with_suffix('.md')}", markup=False, soft_wrap=True)
+    console.print(printable(f"  all layers: {file.with_suffix('.md')}"), markup=False, soft_wrap=True)
 
 
 def _capabilities(text: str) -> tuple[Capability, ...]:

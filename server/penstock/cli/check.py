@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, gateway_of, settings_or_fail
 from penstock.cli.model_list import installed_models, unknown_model
-from penstock.cli.terminal import fail, print_failure, print_json, progress_bar, stoppable, table_console
+from penstock.cli.terminal import fail, print_failure, print_json, printable, progress_bar, stoppable, table_console
 from penstock.gateway.settings import Settings
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.catalogue import CatalogueError, InstalledModel, read_catalogue
@@ -149,7 +149,7 @@ def _print(rows: "list[CheckRow]") -> None:
     console.print(_table(rows))
     for row in rows:
         for sentence in (*row.reasons, *row.notes):
-            console.print(f"{row.name}: {sentence}", markup=False, soft_wrap=True)
+            console.print(printable(f"{row.name}: {sentence}"), markup=False, soft_wrap=True)
 
 
 def _table(rows: "list[CheckRow]") -> Table:

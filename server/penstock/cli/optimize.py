@@ -16,7 +16,7 @@ from rich.table import Table
 from penstock.cli.gateway_client import ApiKey, GatewayClient, Url, gateway_of, settings_or_fail
 from penstock.cli.model_list import installed_models, load_where_one_runs, unknown_model
 from penstock.cli.pictures import NoPictures, pictures_of
-from penstock.cli.terminal import fail, print_json, progress_bar, stoppable
+from penstock.cli.terminal import fail, print_json, printable, progress_bar, stoppable
 from penstock.gateway.settings import Settings
 from penstock.gpu.tensorrt import Accelerator
 from penstock.models.catalogue import InstalledModel
@@ -35,15 +35,15 @@ def print_report(report: "OptimizationReport", folder: Path) -> None:
     """Fusions, accuracy, speed, then warnings."""
     console = Console(highlight=False)
     smaller = f"{_kilobytes(report.source_bytes)} → {_kilobytes(report.int8_bytes)}"
-    console.print(f"{report.name} is in {escape(str(folder))} ({smaller})", soft_wrap=True)
+    console.print(f"{report.name} is in {escape(printable(str(folder)))} ({smaller})", soft_wrap=True)
     _print_unreadable(console, report)
     console.print(f"\n[bold]What ONNX Runtime fused here[/bold] (the engine runs level {report.fusion.engine_level!r})")
     console.print(_fusion_table(report.fusion))
     for line in _fusion_lines(report.fusion):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(printable(line), markup=False, soft_wrap=True)
     console.print("\n[bold]Accuracy[/bold]")
     for line in _accuracy_lines(report):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     console.print(f"\n[bold]Speed[/bold], 8-bit instructions of this CPU: {_instructions(report)}")
     console.print(_speed_table(report.comparisons))
     console.print(
@@ -51,7 +51,7 @@ def print_report(report: "OptimizationReport", folder: Path) -> None:
         style="dim",
     )
     for warning in report.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        console.print(printable(f"warning: {warning}"), style="yellow", markup=False)
 
 
 def _fusion_table(fusion: "Fusion") -> Table:
@@ -64,7 +64,7 @@ def _fusion_table(fusion: "Fusion") -> Table:
     counts = [item.counts for _, item in columns]
     names = sorted({name for found in counts for name in found}, key=lambda name: (-max(_of(name, counts)), name))
     for name in names[:_MOST_ROWS]:
-        table.add_row(escape(name), *(str(number or "") for number in _of(name, counts)))
+        table.add_row(escape(printable(name)), *(str(number or "") for number in _of(name, counts)))
     if rest := names[_MOST_ROWS:]:
         others = [str(sum(found.get(name, 0) for name in rest) or "") for found in counts]
         table.add_row(f"{len(rest)} others", *others)
@@ -121,7 +121,7 @@ def _instructions(report: "OptimizationReport") -> str:
 def _print_unreadable(console: Console, report: "OptimizationReport") -> None:
     if report.unreadable:
         first = f"{len(report.unreadable)} pictures could not be read and were left out; the first: "
-        console.print(first + report.unreadable[0], style="yellow", markup=False, soft_wrap=True)
+        console.print(printable(first + report.unreadable[0]), style="yellow", markup=False, soft_wrap=True)
 
 
 def _kilobytes(size_bytes: int) -> str:

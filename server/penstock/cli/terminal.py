@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # other commands need no bar
 NO_WIDTH_LIMIT = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")]
 _STOPPED = 130  # 128 + SIGINT, as shells have it
+_MAX_MESSAGE = 8000  # characters: a message may quote a name of a file, which has no limit
 
 
 def table_console() -> Console:
@@ -84,9 +85,17 @@ def stoppable(what_is_left: str) -> Iterator[None]:
 
 def print_failure(message: str) -> None:
     """One line, whatever is in the message: what answered may have sent anything."""
-    sys.stderr.write(f"penstock: {one_line(message)}\n")
+    text = one_line(message)
+    if len(text) > _MAX_MESSAGE:
+        text = f"{text[:_MAX_MESSAGE]}… ({len(text)} characters)"
+    sys.stderr.write(f"penstock: {text}\n")
 
 
 def one_line(text: str) -> str:
     """The text without line breaks, runs of blanks, and control characters that a terminal would obey."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(text.split()))
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """The text with its blanks, without control characters: a model's tensors and a picture may have any name."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)

@@ -1,5 +1,6 @@
 """Chooses the cards that serve models, by `--gpus` and CUDA_VISIBLE_DEVICES. No I/O."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ from penstock.gpu.nvml import NvmlReading
 
 ALL = "all"
 _GPU, _MIG = "GPU-", "MIG-"
+MAX_CARDS = 64  # more than a machine has
+_ENTRY = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]{1,96}", re.ASCII)  # MIG-GPU-6f2c/1/0 before driver 470
 
 
 class GpusRefused(Exception):
@@ -38,8 +41,10 @@ def checked_gpus(text: str) -> str:
     entries = [entry.strip() for entry in text.split(",")]
     if entries == [ALL]:
         return ALL
-    if not all(entry.isdecimal() or entry.startswith((_GPU, _MIG)) for entry in entries):
+    if not all(map(_ENTRY.fullmatch, entries)):
         raise ValueError("it takes all, or numbers and UUIDs of nvidia-smi -L, comma-separated: 0,1 or GPU-6f2c")
+    if len(entries) > MAX_CARDS:
+        raise ValueError(f"it has {len(entries)} cards (limit {MAX_CARDS})")
     if len(set(entries)) < len(entries):
         raise ValueError("a card is given twice")
     return ",".join(entries)
@@ -76,11 +81,13 @@ def _card(at: int, reading: NvmlReading) -> Card:
 
 
 def _shown(visible: str, cards: Sequence[Card]) -> Iterator[Card]:
-    """Like CUDA, it stops at the first invalid entry."""
+    """Like CUDA, it stops at the first invalid entry. An entry that repeats a card is invalid, too."""
+    found: set[Card] = set()
     for entry in map(str.strip, visible.split(",")):
-        card = _found(entry, cards)
-        if card is None:
+        card = _found(entry, cards) if _ENTRY.fullmatch(entry) else None
+        if card is None or card in found:
             return
+        found.add(card)
         yield card
 
 

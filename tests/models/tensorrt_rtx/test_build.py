@@ -13,7 +13,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 from penstock.engines.ort_serving.placement import Precision
 from penstock.gpu.tensorrt import ARCHITECTURES, capability_text
-from penstock.models.tensorrt_rtx.build import BuildLimits, BuildRequest, CannotBuild, build_engine
+from penstock.models.tensorrt_rtx.build import BuildLimits, BuildRequest, CannotBuild, build_engine, write_page
 from tests.models.tensorrt_rtx.conftest import needs_tensorrt, real_model, request_for
 
 pytestmark = [pytest.mark.xdist_group("tensorrt-rtx"), needs_tensorrt]
@@ -156,6 +156,34 @@ def quantised_for_cpus(file: Path) -> BuildRequest:
     return request_for(file)
 
 
+def control_characters(file: Path) -> BuildRequest:
+    """A name that would begin a line of the builder's log, and another that a terminal would obey."""
+    write(file, "Relu", [1, 4])
+    model = onnx.load(file)
+    model.graph.node[0].name = "a\nName: b, LayerType: \x1b[31m"
+    onnx.save(model, file)
+    return request_for(file)
+
+
+def long_name(file: Path) -> BuildRequest:
+    write(file, "Relu", [1, 4])
+    model = onnx.load(file)
+    model.graph.node[0].name = "N" * 5000
+    onnx.save(model, file)
+    return request_for(file)
+
+
+def empty(file: Path) -> BuildRequest:
+    file.touch()
+    return request_for(file)
+
+
+def pipe(file: Path) -> BuildRequest:
+    """Reading it would wait for a writer."""
+    os.mkfifo(file)
+    return request_for(file)
+
+
 def too_slow(file: Path) -> BuildRequest:
     return replace(request_for(write(file, "Relu", [1, 4])), limits=BuildLimits(wall_s=0.01))
 
@@ -169,6 +197,10 @@ def too_large(file: Path) -> BuildRequest:
     [
         (garbage, "is not an ONNX model"),
         (missing, "No such file"),
+        (empty, "is empty: download or export it again"),
+        (pipe, "is not a file"),
+        (control_characters, "has names with control characters"),
+        (long_name, "or of over 4096 characters: rename"),
         (unknown_operator, "builds no engine for 8.9: it does not support operator Foo (node"),
         (unsupported_operator, "builds no engine for 8.9: it does not support operator Bernoulli (node"),
         (quantised_for_cpus, "has a zero point, as of INT8 for CPUs: build the float model"),
@@ -202,3 +234,32 @@ def test_build_without_the_library_names_the_package(tmp_path: Path, monkeypatch
     sentence = r"TensorRT-RTX is not installed here \(no library\): pip install 'penstock\[tensorrt\]'"
     with pytest.raises(CannotBuild, match=sentence):
         build_engine(request_for(write(tmp_path / "model.onnx", "Relu", [1, 4])))
+
+
+def test_build_never_opens_a_file_that_is_there(tmp_path: Path) -> None:
+    """Others may write to the folder, as in /tmp: a link there does not lead the engine or its page elsewhere."""
+    model, victim = write(tmp_path / "model.onnx", "Relu", [1, 4]), tmp_path / "victim"
+    victim.write_text("untouched")
+    _, file = build_engine(request_for(model))
+    write_page(file, "page")
+    for planted in (file, file.with_suffix(".md"), file.with_name(f".{os.getpid()}.part")):
+        planted.unlink(missing_ok=True)
+        planted.symlink_to(victim)
+    _, file = build_engine(request_for(model))
+    write_page(file, "page")
+    assert victim.read_text() == "untouched"
+    assert file.with_suffix(".md").read_text() == "page"
+    assert [path.is_symlink() for path in (file, file.with_suffix(".md"))] == [False, False]
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+def test_files_of_killed_builds_are_removed_after_hours(tmp_path: Path) -> None:
+    """A build that runs now keeps its own."""
+    model, folder = write(tmp_path / "model.onnx", "Relu", [1, 4]), tmp_path / "tensorrt-rtx"
+    folder.mkdir()
+    old, young = folder / ".old.part", folder / ".young.part"
+    for part in (old, young):
+        part.touch()
+    os.utime(old, (1, 1))
+    build_engine(request_for(model))
+    assert (old.exists(), young.exists()) == (False, True)

@@ -7,9 +7,10 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 FILE_VARIABLE = "PENSTOCK_SLAB_FILE"  # by which the model process gets the file's path
 FILE_NAME = "slab-of-pictures"  # in the stack's run directory
@@ -20,7 +21,10 @@ _REFERENCE = struct.Struct(f"<{len(_MARK)}s{_TOKEN_BYTES}sQQ")
 
 
 class SlabUnreadable(Exception):
-    """A reference to memory that this process cannot read. The gateway then sends the pictures themselves."""
+    """A reference to memory that this process cannot read. The gateway then sends the pictures themselves.
+
+    The text has no path: a client can send bytes that look like a reference, and gets it.
+    """
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,10 @@ class SlabReader:
             if found is None:
                 return None
             mapped = _map(*map(int, found.split()))
-        except (OSError, ValueError, TypeError) as error:
-            raise SlabUnreadable(f"{UNREADABLE}: {error}") from error
+        except OSError as error:
+            raise SlabUnreadable(f"{UNREADABLE}: {error.strerror or error}") from error
+        except (ValueError, TypeError) as error:
+            raise SlabUnreadable(f"{UNREADABLE}: what is published of it is malformed") from error
         newest = list(self._memories.items())[-1:]
         self._memories = dict([*newest, (token, memoryview(mapped))])
         return self._memories[token]
@@ -97,3 +103,24 @@ def _map(process_id: int, descriptor: int, device: int, inode: int, size_bytes: 
         return mmap.mmap(opened, size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(opened)
+
+
+def readable_answered(
+    requests: Sequence[Any],
+    read: Callable[[Any], Any],
+    answer: Callable[[list[Any]], list[Any]],
+    refuse: Callable[[SlabUnreadable], Any],
+) -> list[Any]:
+    """One response per request, in order. One whose pictures cannot be read is refused, and the others are answered.
+
+    read: may raise SlabUnreadable. answer: responses for what was read. refuse: the response for the error.
+    """
+    found: list[tuple[Any, SlabUnreadable | None]] = []
+    for request in requests:
+        try:
+            found.append((read(request), None))
+        except SlabUnreadable as error:
+            found.append((None, error))
+    asked = [one for one, error in found if error is None]
+    responses = iter(answer(asked) if asked else [])
+    return [next(responses) if error is None else refuse(error) for _, error in found]

@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from penstock.models.tensorrt_rtx.layers import FusionTable
 
 _MESSAGE_BYTES = 1 << 26
 _MIB = 1 << 20
+_PART = ".part"  # suffix of a file that a build writes; it begins with a dot
+_ABANDONED_S = 7200.0  # no build takes so long: its process was killed
 
 Shape = tuple[int, ...]
 
@@ -97,29 +101,55 @@ def build_engine(request: BuildRequest, on_phase: OnPhase = lambda *_: None) -> 
     model = Path(request.model)
     folder = model.parent / FOLDER
     folder.mkdir(exist_ok=True)
-    part = folder / f".{os.getpid()}.part"
-    part.touch()  # a build beside this one that fails removes an empty folder
-    try:
-        built = _run_child(request, part, on_phase)
+    with _new_file(folder) as part:
+        built = _run_child(request, part.fileno(), on_phase)
         prefix = engine_prefix(model.stem, request.architecture, request.precision)
         file = folder / f"{prefix}{engine_key(built.model_sha256, built.library)}.onnx"
-        part.replace(file)
+        Path(part.name).replace(file)
         shutil.rmtree(folder / RUNTIME_CACHE, ignore_errors=True)  # of older engines; the plug-in fills it again
-    finally:
-        part.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if it is empty
     for older in folder.iterdir():
         if older.name.startswith(prefix) and older.stem != file.stem:
             older.unlink(missing_ok=True)
     return built, file
 
 
-def _run_child(request: BuildRequest, part: Path, on_phase: OnPhase) -> BuiltEngine:
-    """part: the file that the child process writes."""
-    command = [sys.executable, "-P", "-m", "penstock.models.tensorrt_rtx.child", str(os.getpid()), str(part)]
+def write_page(file: Path, text: str) -> None:
+    """Writes or replaces the page of an engine, beside its file; never through a link. Raises OSError."""
+    with _new_file(file.parent) as part:
+        part.write(text.encode())
+        part.flush()
+        Path(part.name).replace(file.with_suffix(".md"))
+
+
+@contextlib.contextmanager
+def _new_file(folder: Path) -> "Iterator[tempfile._TemporaryFileWrapper[bytes]]":
+    """A file to rename, removed if it was not; so is the folder, if it is empty then, and files of killed builds.
+
+    Others may be able to write to the folder, so the name cannot be guessed, and an existing file is never opened.
+    """
+    for remains in folder.glob(f".*{_PART}"):
+        with contextlib.suppress(OSError):
+            if time.time() - remains.lstat().st_mtime > _ABANDONED_S:
+                remains.unlink()
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=_PART, delete=False) as part:
+            try:
+                os.fchmod(part.fileno(), 0o644)  # a Triton of another user reads it
+                yield part
+            finally:
+                Path(part.name).unlink(missing_ok=True)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is empty
+
+
+def _run_child(request: BuildRequest, descriptor: int, on_phase: OnPhase) -> BuiltEngine:
+    """descriptor: of the file that the child process writes. It gets no path, which could be a link by then."""
+    command = [sys.executable, "-P", "-m", "penstock.models.tensorrt_rtx.child", str(os.getpid()), str(descriptor)]
     is_late = threading.Event()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(descriptor,)
+    ) as process:
         timer = threading.Timer(request.limits.wall_s, _stop, (process, is_late))
         timer.start()
         try:
@@ -145,7 +175,13 @@ def _converse(process: "subprocess.Popen[bytes]", request: BuildRequest, on_phas
         process.stdin.write(msgspec.msgpack.encode(request))
         process.stdin.close()
     while line := process.stdout.readline(_MESSAGE_BYTES):
-        message = msgspec.json.decode(line, type=BuildMessage)
+        try:
+            message = msgspec.json.decode(line, type=BuildMessage)
+        except msgspec.DecodeError:
+            if len(line) < _MESSAGE_BYTES:  # it was killed while it wrote
+                break
+            mib = _MESSAGE_BYTES // _MIB
+            return BuildMessage(problem=f"{request.model}: the description of its layers has more than {mib} MiB")
         if not message.phase:
             return message
         on_phase(message.phase, message.done, message.count)

@@ -1,5 +1,6 @@
 """Calls TensorRT-RTX: parses an ONNX file, builds the engine, and writes it as an EPContext model."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.models.tensorrt_rtx.build import BuildRequest, BuiltEngine, Cannot
 from penstock.models.tensorrt_rtx.layers import LOG_BEGIN, OnnxNode, read_layers
 
 _MAX_REASON = 300
+_MAX_NAME = 4096  # characters
 _SHOWN_STEPS = 50  # of a phase; others would send a message a node
 _NO_OPERATOR = (trt.ErrorCode.UNSUPPORTED_NODE, trt.ErrorCode.UNSUPPORTED_GRAPH)
 _NO_PLUGIN = "Plugin not found"
@@ -73,7 +75,9 @@ def build(request: BuildRequest, facts: ModelFacts, part: Path, on_phase: OnPhas
     log = _Log()
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    content = _content(request)
+    content = _content(request, facts.sha256)
+    graph = onnx.load_from_string(content).graph
+    _check_names(request, graph)
     _parse(request, content, network, log)
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
@@ -93,7 +97,6 @@ def build(request: BuildRequest, facts: ModelFacts, part: Path, on_phase: OnPhas
         raise CannotBuild(f"{_what(request)}: {_reason(log)}")
     if plan.nbytes > request.limits.engine_bytes:
         raise CannotBuild(f"{_what(request)}: it has {plan.nbytes} bytes (limit {request.limits.engine_bytes})")
-    graph = onnx.load_from_string(content).graph
     part.write_bytes(_context_model(request, graph, bytes(plan), facts.sha256))
     return BuiltEngine(
         request.architecture,
@@ -117,15 +120,29 @@ def _reason(log: _Log) -> str:
     return " ".join(log.errors[-1].split())[:_MAX_REASON] if log.errors else "it gives no reason"
 
 
-def _content(request: BuildRequest) -> bytes:
-    """The ONNX file in the precision of the request."""
+def _content(request: BuildRequest, sha256: str) -> bytes:
+    """The ONNX file in the precision of the request. sha256: of the file that was inspected."""
     path = Path(request.model)
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise CannotBuild(f"{request.model} was changed while it was read: build it again")
     if request.precision is not Precision.FP16:
-        return path.read_bytes()
+        return content
     try:
         return converted_to_fp16(path)
     except OrtLoadError as error:
         raise CannotBuild(f"{request.model} cannot be converted to FP16: {error}") from error
+
+
+def _check_names(request: BuildRequest, graph: onnx.GraphProto) -> None:
+    """Raises CannotBuild for names that would break the builder's log into other lines, or fill memory."""
+    names = [text for node in graph.node for text in (node.name, node.op_type, *node.input, *node.output)]
+    names += [value.name for value in (*graph.input, *graph.output)]
+    if any(len(name) > _MAX_NAME or not name.isprintable() for name in names):
+        raise CannotBuild(
+            f"{request.model} has names with control characters, or of over {_MAX_NAME} characters: rename its "
+            "operators and tensors"
+        )
 
 
 def _parse(request: BuildRequest, content: bytes, network: Any, log: _Log) -> None:
@@ -168,7 +185,7 @@ def _shapes(request: BuildRequest, tensor: Any) -> tuple[Shape, Shape]:
 
 
 def _nodes(graph: onnx.GraphProto) -> Sequence[OnnxNode]:
-    return [OnnxNode(node.name or f"node_of_{node.output[0]}", node.op_type) for node in graph.node]
+    return [OnnxNode(node.name or f"node_of_{next(iter(node.output), '')}", node.op_type) for node in graph.node]
 
 
 def _context_model(request: BuildRequest, graph: onnx.GraphProto, plan: bytes, sha256: str) -> bytes:

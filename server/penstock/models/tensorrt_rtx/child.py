@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.models.inspect.facts import UnreadableModel
+from penstock.models.inspect.inspection import Limits, checked_size
 from penstock.models.tensorrt_rtx.build import BuildMessage, BuildRequest, BuiltEngine, CannotBuild, OnPhase
 from penstock.process_limits import end_with_parent, limit_process
 
@@ -20,7 +21,7 @@ _INSTALL = "pip install 'penstock[tensorrt]' (Linux on x86-64 only)"
 def main(arguments: list[str]) -> None:
     """Answers one request of standard input on standard output, one JSON message a line.
 
-    arguments: the parent's process id, and the file to write.
+    arguments: the parent's process id, and the open descriptor of the file to write.
     """
     end_with_parent(int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -33,13 +34,14 @@ def main(arguments: list[str]) -> None:
             reply.write(msgspec.json.encode(message) + b"\n")
             reply.flush()
 
-        send(_answer(request, Path(arguments[1]), lambda *phase: send(BuildMessage(*phase))))
+        part = Path(f"/proc/self/fd/{int(arguments[1])}")
+        send(_answer(request, part, lambda *phase: send(BuildMessage(*phase))))
 
 
 def _answer(request: BuildRequest, part: Path, on_phase: OnPhase) -> BuildMessage:
     path, limits = request.model, request.limits
     try:
-        size_bytes = Path(path).stat().st_size
+        size_bytes = checked_size(Path(path), Limits())
         limit_process(limits.memory_bytes + 8 * size_bytes, cpu_s=limits.cpu_s, file_bytes=limits.engine_bytes)
         os.nice(_NICE)
         return BuildMessage(engine=_build(request, part, on_phase))

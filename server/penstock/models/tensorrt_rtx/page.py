@@ -94,13 +94,18 @@ def as_json(built: BuiltEngine, file: Path) -> dict[str, object]:
     }
 
 
+def _code(name: str) -> str:
+    """A name from the file as code in a cell of a table."""
+    return f"`{name.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
 def page(title: str, built: BuiltEngine) -> str:
     """The Markdown page of an engine: summary, the fusion table, and all layers."""
     facts = "\n".join(f"* {line}" for line in summary_lines(built))
     patterns = "\n".join(f"| {one.layers} | {operators_text(one)} |" for one in built.table.patterns)
     layers = "\n".join(
         f"| {number} | {layer.kind} | {operators_text(layer)} | "
-        f"{', '.join(f'`{node.name}`' for node in layer.nodes) or f'`{layer.name}`'} | {'; '.join(layer.outputs)} |"
+        f"{', '.join(_code(node.name) for node in layer.nodes) or _code(layer.name)} | {'; '.join(layer.outputs)} |"
         for number, layer in enumerate(built.table.layers, 1)
     )
     return f"""\

@@ -19,7 +19,7 @@ import row_trial
 import triton_python_backend_utils as pb_utils
 from torch_serving.config import Config, EngineSpec, Precision, TorchLoadError, TorchRequestError, engine_spec
 from torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
-from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable
+from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable, readable_answered
 
 
 class TritonPythonModel:
@@ -82,17 +82,21 @@ class TritonPythonModel:
         if self._pipeline is not None:
             return self._put(self._pipeline, requests)
         try:
-            started = self._instance.begin([self._ask(request) for request in requests], _nothing)
-            if not self._reads_at_end:
-                return self._responses(self._instance.finish(started))
-            responses = self._responses(self._instance.expected(started))
-            self._instance.finish(started)
-            return responses
-        except SlabUnreadable as error:
-            pb_utils.Logger.log_warn(f"model '{self._name}': {error}; the gateway sends pictures instead")
-            return [_error_response(str(error), pb_utils.TritonError.INTERNAL) for _ in requests]
+            return readable_answered(requests, self._ask, self._answer, self._unreadable)
         except Exception as error:  # noqa: BLE001  root: Triton would send the client a traceback
             return self._failed(error, len(requests))
+
+    def _answer(self, asked: list[TorchRequest]) -> list[Any]:
+        started = self._instance.begin(asked, _nothing)
+        if not self._reads_at_end:
+            return self._responses(self._instance.finish(started))
+        responses = self._responses(self._instance.expected(started))
+        self._instance.finish(started)
+        return responses
+
+    def _unreadable(self, error: SlabUnreadable) -> Any:
+        pb_utils.Logger.log_warn(f"model '{self._name}': {error}; the gateway sends pictures instead")
+        return _error_response(str(error), pb_utils.TritonError.INTERNAL)
 
     def _tensors_are_read_at_the_end(self) -> bool:
         """Whether Triton reads a response's memory after execute returns: then it is made while the GPU computes."""
