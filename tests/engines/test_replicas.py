@@ -11,7 +11,8 @@ import pytest
 from penstock.engines import replica
 from penstock.engines.failures import Outliers
 from penstock.engines.replica import merged_pages
-from penstock.engines.replicas import Replicas, ReplicaState
+from penstock.engines.replica_routing import ReplicaState
+from penstock.engines.replicas import Replicas
 from penstock.protocol.errors import DeadlineExceeded, EngineFailed, EngineUnavailable, ModelNotFound, OutOfMemory
 from tests.engines.dark_proxy import DarkProxy
 from tests.engines.fake_triton import FakeTriton, Mode

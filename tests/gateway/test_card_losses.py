@@ -13,7 +13,8 @@ import pytest
 from penstock.engines.call_options import CallTimeouts, RetryBudget
 from penstock.engines.failures import means_card_fault
 from penstock.engines.replica import CardReplicas
-from penstock.engines.replicas import Replicas, ReplicaState
+from penstock.engines.replica_routing import ReplicaState
+from penstock.engines.replicas import Replicas
 from penstock.engines.triton.client import TritonEngine
 from penstock.engines.watch import EngineWatch
 from penstock.gateway import telemetry_parts

@@ -17,7 +17,7 @@ from penstock.engines.triton.client import TritonEngine
 from penstock.gateway.batching.merging import merge_requests, split_outputs
 from penstock.gateway.workers import slab_registration
 from penstock.gateway.workers.slab import SharedSlab
-from penstock.gateway.workers.slab_registration import SlabRegistration
+from penstock.gateway.workers.slab_registration import SlabEngine, SlabRegistration
 from penstock.protocol.inference import InferRequest, tensor_from_numpy
 from tests.integration.living import gateway_of, running, triton_of
 from tests.support.http import call
@@ -126,9 +126,8 @@ def test_inputs_by_place_and_inputs_by_bytes_in_one_request(slab_stack: RunningS
         async with TritonEngine(
             http_url=slab_stack.engine_http_url, grpc_address=slab_stack.engine_grpc_address, max_connections=2
         ) as backend:
-            registration = SlabRegistration(
-                slab, size_bytes=8 << 20, relay=backend, reader=backend, generation=lambda: 1
-            )
+            engine = SlabEngine(backend, backend, lambda: 1)
+            registration = SlabRegistration(slab, [engine], size_bytes=8 << 20)
             keeping = asyncio.create_task(registration.run())
             async with asyncio.timeout(60):
                 while slab.lease(1) is None:

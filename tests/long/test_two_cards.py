@@ -46,6 +46,12 @@ def by_card(stack: RunningStack, name: str) -> dict[str, psutil.Process]:
     return {one.environ().get("CUDA_VISIBLE_DEVICES", ""): one for one in found}
 
 
+def slabs(stack: RunningStack) -> list[str]:
+    """The gateway's memory in each engine."""
+    maps = [map.path for one in by_card(stack, "tritonserver").values() for map in one.memory_maps()]
+    return [path.split()[0] for path in maps if path.split()[0].endswith("_slab")]
+
+
 def until(is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + BACK_S
     while not is_so():
@@ -61,9 +67,11 @@ def details(stack: RunningStack) -> list[str]:
 
 
 def test_end_of_one_cards_engine_costs_no_request(stack: RunningStack) -> None:
-    """Calls that it had are done by the other's; it is named while it is away, and gets calls when it is back."""
+    """The other's does its calls; it is named while it is away; then it reads the gateway's memory again."""
     tritons = by_card(stack, "tritonserver")
     assert set(tritons) == {"GPU-0", "GPU-1"}
+    until(lambda: len(slabs(stack)) == 2)
+    (slab,) = set(slabs(stack))
     outcomes: Counter[int] = Counter()
     is_over = threading.Event()
 
@@ -85,6 +93,7 @@ def test_end_of_one_cards_engine_costs_no_request(stack: RunningStack) -> None:
             one.join()
     assert outcomes.keys() == {200}
     assert set(by_card(stack, "tritonserver")) == {"GPU-0", "GPU-1"}
+    until(lambda: slabs(stack) == [slab, slab])
     report = call("GET", f"{stack.http_url}/v1/system").json["engine"]
     assert [(row["url"], row["state"]) for row in report["replicas"]] == [("GPU 0", "up"), ("GPU 1", "up")]
     assert report["restarts"] == 1

@@ -25,13 +25,13 @@ class Reader:
     """A front's backend, as far as it knows regions."""
 
     def __init__(self) -> None:
-        self.regions: set[str] = set()
+        self.regions: dict[str, Callable[[], None]] = {}
 
     def use_region(self, name: str, lost: Callable[[], None]) -> None:
-        self.regions.add(name)
+        self.regions[name] = lost
 
     def drop_region(self, name: str) -> None:
-        self.regions.discard(name)
+        self.regions.pop(name, None)
 
 
 class Bench:
@@ -43,7 +43,7 @@ class Bench:
         self.slab.renew(anonymous_memory(SIZE))
         self.slab_partitions = SlabPartitions(self.slab, PART)
         self.reader = Reader()
-        self.front = ClientSlab(lambda _, release: self.lingering.append(release), self.reader)
+        self.front = ClientSlab(lambda _, release: self.lingering.append(release), [self.reader])
 
     def grant_part(self) -> SlabPart:
         lent = self.slab_partitions.due("front")
@@ -156,9 +156,25 @@ def test_new_engine_means_a_new_part_and_refuses_what_was_on_its_way() -> None:
     with pytest.raises(EngineUnavailable, match="send it again"):
         bench.slab_partitions.in_full(sent, "front")
     later = bench.grant_part()
-    assert (later.generation, bench.reader.regions) == (former.generation + 1, {later.region})
+    assert (later.generation, set(bench.reader.regions)) == (former.generation + 1, {later.region})
     sent, _ = move_to_slab(InferRequest("model", (LARGE,)), bench.front)
     assert bench.slab_partitions.in_full(sent, "front").inputs[0].data == LARGE.data
+
+
+def test_engine_that_lost_the_region_gets_addresses_again_after_a_pause() -> None:
+    """The core registers it there meanwhile. A region of an earlier part is not used again."""
+    bench = Bench()
+    former = bench.grant_part().region
+    lost = bench.reader.regions.pop(former)
+    lost()
+    assert not bench.reader.regions
+    bench.lingering.pop()()
+    assert set(bench.reader.regions) == {former}
+    lost()
+    bench.slab.renew(anonymous_memory(SIZE))
+    later = bench.grant_part().region
+    bench.lingering.pop()()
+    assert set(bench.reader.regions) == {later}
 
 
 def test_front_without_a_core_sends_every_byte() -> None:

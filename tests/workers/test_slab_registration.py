@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 from penstock.engines.torch_serving.slab_pictures import SlabReader
 from penstock.gateway.workers import slab_registration
 from penstock.gateway.workers.slab import SHARED_MEMORY, SharedSlab
-from penstock.gateway.workers.slab_registration import SlabRegistration
+from penstock.gateway.workers.slab_registration import SlabEngine, SlabRegistration
 from penstock.protocol.call import GrpcAnswer, GrpcCall
 from penstock.protocol.errors import EngineUnavailable
 from penstock.protocol.inference import SlabAddress
@@ -57,7 +57,16 @@ class Engine(FakeEngine):
         self.read[name] = lost
 
     def drop_region(self, name: str) -> None:
-        del self.read[name]
+        self.read.pop(name, None)
+
+    def restart(self) -> None:
+        self.regions.clear()
+        self.read.clear()
+        self.generation += 1
+
+
+def at(engine: Engine) -> SlabEngine:
+    return SlabEngine(engine, engine, lambda: engine.generation)
 
 
 def _is_there(name: str) -> bool:
@@ -71,14 +80,7 @@ class Bench:
         self.engine = Engine()
         self.later: list[object] = []
         self.slab = SharedSlab(lambda *later: self.later.append(later))
-        self.registration = SlabRegistration(
-            self.slab,
-            size_bytes=SIZE,
-            relay=self.engine,
-            reader=self.engine,
-            generation=lambda: self.engine.generation,
-            published=published,
-        )
+        self.registration = SlabRegistration(self.slab, [at(self.engine)], size_bytes=SIZE, published=published)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -186,13 +188,68 @@ async def test_engine_that_does_not_answer_is_asked_again(bench: Bench) -> None:
         await bench.until(lambda: bool(bench.engine.read))
 
 
+@pytest.fixture
+def pair(bench: Bench) -> tuple[Bench, Engine]:
+    """A second engine beside the bench's."""
+    second = Engine()
+    bench.registration = SlabRegistration(bench.slab, [at(bench.engine), at(second)], size_bytes=SIZE)
+    return bench, second
+
+
+async def test_several_engines_read_the_same_memory_while_one_comes_and_goes(pair: tuple[Bench, Engine]) -> None:
+    """The one that comes up opens the file again; leases and the other engine do not notice. The end removes it."""
+    bench, second = pair
+    second.generation = 0
+    async with bench.running():
+        await bench.until(lambda: bool(bench.engine.read))
+        region, lease = bench.region(), bench.slab.lease(8)
+        assert not second.read, "it has not answered yet"
+        second.generation = 1
+        await bench.until(lambda: bool(second.read))
+        for _ in range(2):
+            second.restart()
+            await bench.until(lambda: bool(second.read))
+        second.read.pop(region)()  # another program unregistered everything, or an answer was late
+        await bench.until(lambda: bool(second.read))
+        assert bench.engine.regions == second.regions == {region} == {bench.region()}
+        assert (bench.engine.tries, second.tries) == (1, 4)
+        assert lease is not None
+        assert bench.slab.lease_of(lease.place) is lease
+        assert _is_there(region)
+    assert not _is_there(region)
+    await bench.registration.aclose()
+    assert not bench.engine.regions | second.regions
+
+
+async def test_engine_of_several_that_refuses_is_sent_every_byte_while_the_others_read(
+    pair: tuple[Bench, Engine],
+) -> None:
+    """And the one that does not answer is asked again. If all refuse there are no leases, and no file."""
+    bench, second = pair
+    second.refusal = GrpcAnswer(13, details="Unable to open shared memory region")
+    async with bench.running():
+        await bench.until(lambda: bool(bench.engine.read))
+        assert not second.read
+        second.refusal, second.is_away = None, True
+        second.generation += 1
+        await bench.until(lambda: second.tries >= 3)
+        second.is_away = False
+        await bench.until(lambda: bool(second.read))
+    names = {path.name for path in SHARED_MEMORY.glob("penstock_*_slab")}
+    refused = Bench()
+    refused.engine.refusal = second.refusal = GrpcAnswer(13)
+    refused.registration = SlabRegistration(refused.slab, [at(refused.engine), at(second)], size_bytes=SIZE)
+    async with refused.running():
+        await refused.until(lambda: refused.engine.tries == 1)
+        assert refused.slab.lease(1) is None
+    assert {path.name for path in SHARED_MEMORY.glob("penstock_*_slab")} <= names
+
+
 async def test_regions_of_gateways_that_are_gone_are_cleared_away_and_no_others(bench: Bench) -> None:
     """An engine that outlives a killed gateway does not keep its memory; a living neighbour's stays."""
     neighbour = Bench()
     neighbour.engine = bench.engine
-    neighbour.registration = SlabRegistration(
-        neighbour.slab, size_bytes=SIZE, relay=bench.engine, reader=bench.engine, generation=lambda: 1
-    )
+    neighbour.registration = SlabRegistration(neighbour.slab, [at(bench.engine)], size_bytes=SIZE)
     bench.engine.regions = {"penstock_0123456789ab_slab", "a_clients"}
     async with neighbour.running():
         await bench.until(lambda: bool(bench.engine.read))

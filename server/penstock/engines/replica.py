@@ -82,7 +82,8 @@ class ReplicaHooks:
 
 
 class Replica:
-    """One replica. name: address or card, for logs. lost: why its card cannot be used; empty if it can."""
+    """One replica. name: address or card, for logs. lost: why its card cannot be used; empty if it can. generation: how
+    often it came up."""
 
     def __init__(self, name: str, engine: Engine, *, index: int, hooks: ReplicaHooks) -> None:
         self.name = name
@@ -90,6 +91,7 @@ class Replica:
         self.index = index
         self.in_flight = 0
         self.lost = ""
+        self.generation = 0
         self.circuit = CircuitBreaker(max_pause_s=MAX_PAUSE_S)
         self.models: frozenset[str] = frozenset()
         self._hooks = hooks
@@ -194,6 +196,8 @@ class Replica:
         if not self.circuit.is_passable:
             log.info("replica is back", replica=self.name)
             self._hooks.back()
+            self.generation += 1
+        self.generation = self.generation or 1
         self._silence.answered()
         self.circuit.probe_answered(time.monotonic())
         return True

@@ -1,144 +1,20 @@
-"""Several engines with the same models behind the interface of one. Calls go to the least busy replica.
-
-An unanswered call that may be repeated is sent to another replica. A sequence stays on one replica while that serves.
-"""
+"""Several engines with the same models behind the interface of one. replica_routing.py chooses the engine of a call."""
 
 import asyncio
-import random
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import partial
-from hashlib import blake2b
-from operator import attrgetter
-from typing import TypeVar
+from collections.abc import Awaitable
+from dataclasses import replace
 
-from penstock.engines.call_options import RetryBudget
-from penstock.engines.failures import Outliers, means_card_fault
-from penstock.engines.relayed_calls import is_for_all_replicas, load_change, may_repeat, model_of, named_by, sequence_of
-from penstock.engines.replica import (
-    SICK_CODES,
-    SICK_STATUSES,
-    CardReplicas,
-    CountedStream,
-    Replica,
-    ReplicaHooks,
-    card_fault,
-    merged_pages,
-)
-from penstock.logs import get_logger
-from penstock.protocol.call import A, Answer, Call, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from penstock.engines.relayed_calls import is_for_all_replicas, load_change, named_by
+from penstock.engines.replica import CountedStream, merged_pages
+from penstock.engines.replica_routing import ReplicaRouter, RoutedCall, always, never, verdict_of
+from penstock.protocol.call import A, Answer, Call, GrpcMetadata, HttpCall, HttpStream
 from penstock.protocol.engine import Engine, GrpcStream, ModelConfig, ModelMetadata, ModelState
-from penstock.protocol.errors import (
-    DeadlineExceeded,
-    EngineFailed,
-    EngineUnavailable,
-    InferenceError,
-    ModelNotFound,
-    ModelNotReady,
-)
+from penstock.protocol.errors import EngineUnavailable, ModelNotReady
 from penstock.protocol.inference import InferRequest, InferResponse
 
-T = TypeVar("T")
-log = get_logger("engine")
-Ask = Callable[[Engine], Awaitable[T]]
-_BUSY_STATUSES = (503,)
-_BUSY_CODES = (8, 14)  # RESOURCE_EXHAUSTED, UNAVAILABLE
-# Triton's text for a model that is being unloaded; while Triton exits, for all models.
-_NO_VERSIONS = "has no available versions"
 
-
-class ReplicaState(StrEnum):
-    """Whether a replica gets calls. EJECTED: it fails more than the others. DOWN: no answer. LOST: its card is lost."""
-
-    UP = "up"
-    EJECTED = "ejected"
-    DOWN = "down"
-    LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatistics:
-    """State of one replica. ejections: since the start."""
-
-    name: str
-    standing: ReplicaState
-    in_flight: int
-    ejections: int
-
-
-@dataclass(frozen=True, slots=True)
-class _RoutedCall:
-    """A call for routing. model, sequence: empty if irrelevant."""
-
-    may_repeat: Callable[[], bool]  # evaluated only if a replica did not answer
-    model: str = ""
-    sequence: str = ""
-    named: Callable[[], str] = str  # the model; evaluated only if a replica has lost it
-
-
-class Replicas:
+class Replicas(ReplicaRouter):
     """An engine of several. Create it inside the running loop; aclose() closes the engines, too."""
-
-    def __init__(
-        self,
-        engines: Mapping[str, Engine],  # by address, at least one
-        *,
-        budget: RetryBudget | None = None,  # shared with the engines
-        outliers: Outliers | None = None,
-        uniform: Callable[[], float] = random.random,  # in [0, 1)
-        cards: CardReplicas | None = None,
-    ) -> None:
-        self._wanted: set[str] = set()
-        self._cards = cards or CardReplicas()
-        self._replicas = [
-            Replica(name, engine, index=index, hooks=self._hooks(index, name))
-            for index, (name, engine) in enumerate(engines.items())
-        ]
-        self._budget = budget or RetryBudget()
-        self._outliers = outliers or Outliers(len(self._replicas))
-        self._sequential: set[str] = set()
-        self._uniform = uniform
-
-    def statistics(self) -> list[ReplicaStatistics]:
-        """All replicas, in the given order."""
-        now = time.monotonic()
-        return [
-            ReplicaStatistics(
-                replica.name,
-                self._replica_state(replica, now),
-                replica.in_flight,
-                self._outliers.ejections(replica.index),
-            )
-            for replica in self._replicas
-        ]
-
-    def set_lost(self, reasons: Mapping[str, str]) -> None:
-        """The replicas whose cards are lost, and why, by name; all others have theirs. Ends the calls of a new one."""
-        for replica in self._replicas:
-            replica.set_lost(reasons.get(replica.name, ""))
-
-    def left_out(self) -> Mapping[str, str]:
-        """Replicas that get no calls until they are back, by name, and why."""
-        return {
-            replica.name: replica.lost or f"the engine of {replica.name} does not answer; it is started again"
-            for replica in self._replicas
-            if not replica.is_passable
-        }
-
-    def live_share(self, model_name: str) -> float:
-        """How many of the model's replicas get calls, of all of them."""
-        homes = self._homes(model_name)
-        return sum(replica.is_passable for replica in homes) / len(homes) if homes else 0.0
-
-    def _hooks(self, index: int, name: str) -> ReplicaHooks:
-        restart = self._cards.restart
-        return ReplicaHooks(
-            wanted=lambda: [model for model in self._wanted if name in self._cards.homes.get(model, (name,))],
-            back=partial(self._back, index),
-            restart=partial(restart, name) if restart is not None else None,
-        )
 
     # Relay
 
@@ -150,7 +26,7 @@ class Replicas:
             answer = max(await self._call_all(ask, self._homes(named_by(call))), key=lambda answer: answer.status_code)
             self._note_change(load_change(call), answer)
             return answer
-        return await self._ask(ask, self._question(call), _verdict)
+        return await self._ask(ask, self._question(call), verdict_of)
 
     async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         replica = self._pick(self._question(call))
@@ -161,23 +37,23 @@ class Replicas:
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """The whole stream on one replica, because it may be a sequence."""
-        replica = self._pick(_RoutedCall(_never))
+        replica = self._pick(RoutedCall(never))
         return CountedStream(await replica.engine.open_stream(method, metadata, deadline=deadline), replica)
 
     # Backend
 
     async def infer(self, request: InferRequest) -> InferResponse:
         sequence = request.parameters.get("sequence_id") or ""
-        question = _RoutedCall(lambda: not sequence, request.model_name, str(sequence), lambda: request.model_name)
+        question = RoutedCall(lambda: not sequence, request.model_name, str(sequence), lambda: request.model_name)
         return await self._ask(lambda engine: engine.infer(request), question, lambda _: True)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
-        question = _RoutedCall(_always, model_name)
+        question = RoutedCall(always, model_name)
         return await self._ask(lambda engine: engine.model_metadata(model_name, model_version), question)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
         """One replica's config, with the instances of all."""
-        question = _RoutedCall(_always, model_name)
+        question = RoutedCall(always, model_name)
         config = await self._ask(lambda engine: engine.model_config(model_name, model_version), question)
         (self._sequential.add if config.has_sequence_batching else self._sequential.discard)(model_name)
         return replace(config, instance_count=config.instance_count * max(1, len(self._homes(model_name))))
@@ -185,7 +61,7 @@ class Replicas:
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
         """Whether at least one replica is ready. Does not wait for slow ones."""
         if model_name:
-            question = _RoutedCall(_always, model_name)
+            question = RoutedCall(always, model_name)
             try:
                 return await self._ask(lambda engine: engine.ready(model_name, model_version), question)
             except EngineUnavailable:
@@ -234,177 +110,8 @@ class Replicas:
             replica.close()
         await asyncio.gather(*(replica.engine.aclose() for replica in self._replicas))
 
-    # Selection
-
-    async def _ask(self, ask: Ask[T], question: _RoutedCall, verdict: Callable[[T], bool | None] = lambda _: None) -> T:
-        """One replica's answer, or another's if it gave none or unloaded the model. verdict: as _verdict."""
-        first = self._pick(question)
-        try:
-            answer = await self._attempt(first, ask, verdict)
-        except (EngineUnavailable, ModelNotFound) as error:
-            if isinstance(error, ModelNotFound) and not self._has_lost(str(error), first, question):
-                raise
-            second = self._other(first, question)
-            if second is None:
-                raise
-        else:
-            second = self._other(first, question) if self._has_lost(_not_found_text(answer), first, question) else None
-            if second is None:
-                return answer
-        return await self._attempt(second, ask, verdict)
-
-    async def _attempt(self, replica: Replica, ask: Ask[T], verdict: Callable[[T], bool | None]) -> T:
-        """Its answer. A broken CUDA context, which only a new process ends, counts as no answer."""
-        try:
-            answer = await replica.call(ask)
-        except (EngineUnavailable, DeadlineExceeded, EngineFailed) as error:
-            self._failed(replica)
-            if isinstance(error, EngineFailed) and means_card_fault(error.message):
-                raise EngineUnavailable(f"the engine at {replica.name} cannot use its GPU: {error}") from error
-            raise
-        is_well = verdict(answer)
-        if is_well:
-            self._outliers.succeeded(replica.index, time.monotonic())
-        elif is_well is False:
-            self._failed(replica)
-            if fault := card_fault(answer):
-                raise EngineUnavailable(f"the engine at {replica.name} cannot use its GPU: {fault}")
-        return answer
-
-    def _back(self, index: int) -> None:
-        self._outliers.try_again(index, time.monotonic())
-
-    def _failed(self, replica: Replica) -> None:
-        if self._outliers.failed(replica.index, time.monotonic()):
-            log.warning("replica is left out for a while: it fails more than the others", replica=replica.name)
-
-    def _has_lost(self, words: str, replica: Replica, question: _RoutedCall) -> bool:
-        """Whether the replica unloaded the model while another has it. It then gets no calls for it for a while."""
-        if _NO_VERSIONS not in words:
-            return False
-        model = question.named()
-        replica.models -= {model}
-        return any(model in other.models for other in self._passable() if other is not replica)
-
-    def _other(self, first: Replica, question: _RoutedCall) -> Replica | None:
-        if not question.may_repeat() or not any(replica is not first for replica in self._passable()):
-            return None
-        return self._pick(question, besides=first) if self._budget.take_elsewhere(time.monotonic()) else None
-
-    def _pick(self, question: _RoutedCall, besides: Replica | None = None) -> Replica:
-        """The least busy healthy replica, or any of equals. Raises EngineUnavailable if none answers."""
-        able: list[Replica] = []
-        homes = self._homes(question.model) if self._cards.homes else self._replicas
-        for replica in homes:
-            if not replica.is_passable:
-                replica.probe()  # calls may be the only trigger in this process
-            elif replica is not besides:
-                able.append(replica)
-        if not able:
-            names = ", ".join(f"{replica.name}: {replica.lost}" if replica.lost else replica.name for replica in homes)
-            raise EngineUnavailable(f"none of the engines answers ({names})")
-        if question.model:
-            able = [replica for replica in able if question.model in replica.models] or able
-        if not self._outliers.is_calm:
-            now = time.monotonic()
-            able = [replica for replica in able if self._is_in_service(replica, now)] or able
-        if question.sequence:
-            return max(able, key=lambda replica: _affinity(question, replica))
-        start = int(self._uniform() * len(able))
-        return min(able[start:] + able[:start], key=_load_of)
-
-    def _is_in_service(self, replica: Replica, now: float) -> bool:
-        if self._outliers.is_ejected(replica.index, now):
-            return False
-        return not (self._outliers.is_on_trial(replica.index) and replica.in_flight)
-
-    def _passable(self) -> list[Replica]:
-        return [replica for replica in self._replicas if replica.is_passable]
-
-    def _homes(self, model_name: str) -> list[Replica]:
-        """The replicas that have the model, or load it when they are back."""
-        names = self._cards.homes.get(model_name)
-        return self._replicas if names is None else [replica for replica in self._replicas if replica.name in names]
-
-    def _why_homeless(self, model_name: str) -> str:
-        """Why no replica can have the model now, though some serve; else empty."""
-        if model_name not in self._cards.homes or not self._passable():
-            return ""
-        homes = self._homes(model_name)
-        if any(replica.is_passable for replica in homes):
-            return ""
-        return "; ".join(replica.lost or f"{replica.name} does not answer" for replica in homes) or "no card has it"
-
     def _note_change(self, change: tuple[str, bool] | None, answer: Answer) -> None:
         """A relayed load or unload: recovering replicas follow it."""
         if change is not None and answer.succeeded:
             model, is_load = change
             (self._wanted.add if is_load else self._wanted.discard)(model)
-
-    def _replica_state(self, replica: Replica, now: float) -> ReplicaState:
-        if replica.lost:
-            return ReplicaState.LOST
-        if not replica.circuit.is_passable:
-            return ReplicaState.DOWN
-        return ReplicaState.EJECTED if self._outliers.is_ejected(replica.index, now) else ReplicaState.UP
-
-    def _names_matter(self) -> bool:
-        """Whether a call's model matters: not while all replicas have the same ones."""
-        first = self._replicas[0].models
-        return bool(self._sequential or self._cards.homes) or any(replica.models != first for replica in self._replicas)
-
-    def _question(self, call: Call[A]) -> _RoutedCall:
-        model = model_of(call) if self._names_matter() else ""
-        sequence = sequence_of(call) if model in self._sequential else ""
-        return _RoutedCall(partial(may_repeat, call), model, sequence, partial(model_of, call))
-
-    # Broadcast
-
-    async def _call_all(self, ask: Ask[T], replicas: Iterable[Replica]) -> list[T]:
-        """The answers of those that are passable. Raises the first error."""
-        passable = [replica for replica in replicas if replica.is_passable]
-        outcomes = await asyncio.gather(*(replica.call(ask) for replica in passable), return_exceptions=True)
-        return _answers(outcomes)
-
-    async def _each(self, replicas: Iterable[Replica], ask: Callable[[Replica], Awaitable[T]]) -> list[T]:
-        """The answers of those that succeed. Raises the first error if none does."""
-        outcomes = await asyncio.gather(*(ask(replica) for replica in replicas), return_exceptions=True)
-        answered = [outcome for outcome in outcomes if not isinstance(outcome, InferenceError)]
-        return _answers(answered or outcomes)
-
-
-def _answers(outcomes: list[T | BaseException]) -> list[T]:
-    answers: list[T] = []
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-        answers.append(outcome)
-    if not answers:
-        raise EngineUnavailable("none of the engines answers")
-    return answers
-
-
-def _not_found_text(answer: object) -> str:
-    return answer.not_found_text if isinstance(answer, Answer) else ""
-
-
-def _verdict(answer: Answer) -> bool | None:
-    """True or False for the replica's health; None if it is busy."""
-    busy, sick = (_BUSY_STATUSES, SICK_STATUSES) if isinstance(answer, HttpAnswer) else (_BUSY_CODES, SICK_CODES)
-    return None if answer.status_code in busy else answer.status_code not in sick
-
-
-def _affinity(question: _RoutedCall, replica: Replica) -> bytes:
-    """Rendezvous hashing: a sequence moves only when its replica goes down."""
-    return blake2b(f"{question.model}\0{question.sequence}\0{replica.name}".encode(), digest_size=8).digest()
-
-
-_load_of = attrgetter("in_flight")
-
-
-def _always() -> bool:
-    return True
-
-
-def _never() -> bool:
-    return False

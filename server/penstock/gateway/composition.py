@@ -4,8 +4,8 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ from penstock.gateway.shared_memory.registry import RegistryLimits
 from penstock.gateway.workers.running_stacks import reachable_folder
 from penstock.gateway.workers.shared_counters import CounterPage, CounterRow
 from penstock.gateway.workers.slab import SharedSlab, anonymous_memory
-from penstock.gateway.workers.slab_registration import SlabRegistration
+from penstock.gateway.workers.slab_registration import SlabEngine, SlabRegistration
 from penstock.gateway.workers.slab_sharing import slab_bytes_with_client_parts
 from penstock.logs import get_logger
 from penstock.network import host_and_port, is_loopback
@@ -98,7 +98,7 @@ class ConnectedEngine:
     """A connected engine. place: its address, for the log. slab: shared memory that it reads tensors from.
 
     budget: of retried calls, None for no retries. replicas: None for a single engine. cards: the replicas' cards, if
-    each has one.
+    each has one. tritons: by replica, or the only one.
     """
 
     engine: Engine
@@ -107,6 +107,7 @@ class ConnectedEngine:
     budget: RetryBudget | None = None
     replicas: Replicas | None = None
     cards: CardEngines = NO_CARDS
+    tritons: Mapping[str, TritonEngine] = field(default_factory=dict)
 
 
 def compose_engine(
@@ -118,21 +119,22 @@ def compose_engine(
     budget = RetryBudget()
     cards = read_card_engines(run_dir)
     if cards.engines:
-        of_cards = {
+        engines: dict[str, TritonEngine] = {
             each.label: _own_triton(settings, Path(each.folder), budget, has_one_card=True) for each in cards.engines
         }
-        replicas = Replicas(of_cards, budget=budget, cards=CardReplicas(cards.homes, restart))
-        return ConnectedEngine(replicas, ", ".join(of_cards), budget=budget, replicas=replicas, cards=cards)
-    addresses = engine_addresses(settings, run_dir)
-    engines = {address.http_url: _triton(settings, address, budget, run_dir) for address in addresses}
-    place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
-    if len(engines) > 1:
-        replicas = Replicas(engines, budget=budget)
-        return ConnectedEngine(replicas, place, budget=budget, replicas=replicas)
-    (triton,) = engines.values()
+        place, rules = ", ".join(engines), CardReplicas(cards.homes, restart)
+    else:
+        addresses = engine_addresses(settings, run_dir)
+        engines = {address.http_url: _triton(settings, address, budget, run_dir) for address in addresses}
+        place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
+        rules = None
     has_slab = settings.slab_bytes and is_on_this_host(settings)
     slab = SharedSlab(asyncio.get_running_loop().call_later) if has_slab else None
-    return ConnectedEngine(triton, place, slab, budget)
+    if len(engines) == 1:
+        (triton,) = engines.values()
+        return ConnectedEngine(triton, place, slab, budget, tritons=engines)
+    replicas = Replicas(engines, budget=budget, cards=rules)
+    return ConnectedEngine(replicas, place, slab, budget, replicas, cards, engines)
 
 
 def _own_triton(
@@ -165,15 +167,19 @@ def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run
 def compose_registration(
     settings: Settings, engine: ConnectedEngine, watch: EngineWatch, run_dir: Path
 ) -> SlabRegistration | None:
-    """Registers the slab at the engine; None without a slab, or for an engine that needs no registration."""
-    if engine.slab is None or not isinstance(engine.engine, TritonEngine):
+    """Registers the slab at each Triton; None without a slab, or for an engine that needs no registration."""
+    if engine.slab is None or not engine.tritons:
         return None
+    replicas = engine.replicas
     return SlabRegistration(
         engine.slab,
+        [
+            SlabEngine(
+                triton, triton, (lambda: watch.generation) if replicas is None else partial(replicas.generation, name)
+            )
+            for name, triton in engine.tritons.items()
+        ],
         size_bytes=slab_bytes_with_client_parts(settings.slab_bytes),
-        relay=engine.engine,
-        reader=engine.engine,
-        generation=lambda: watch.generation,
         published=None if settings.engine_is_external else run_dir / FILE_NAME,
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 
 from penstock.engines.model_health import KnownModel
-from penstock.engines.replicas import ReplicaState
+from penstock.engines.replica_routing import ReplicaState
 from penstock.engines.watch import LOADING, EngineWatch
 from penstock.gateway import composition
 from penstock.gateway.audit import AuditLog

@@ -13,7 +13,6 @@ from pathlib import Path
 import uvloop
 
 from penstock.engines.dedicated_engines import RoutedEngine
-from penstock.engines.triton.client import TritonEngine
 from penstock.gateway.composition import (
     ConnectedEngine,
     compose_engine,
@@ -114,7 +113,7 @@ class Worker:
         self.metrics = Metrics(MetricFiles(options.run_dir / METRIC_FILES, f"front-{options.index}"))
         self.core = CoreRelay(options.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
         engine = _engine_of(settings, options.run_dir)
-        self.slab = _borrowed_slab(settings, engine) if settings.slab_bytes else None
+        self.slab = _borrowed_slab(engine) if settings.slab_bytes else None
         self.link = CoreClient(
             options.run_dir, WorkerHello(options.index), max_asks=settings.max_inflight_requests, slab=self.slab
         )
@@ -179,12 +178,9 @@ class Worker:
         await self.engine.engine.aclose()
 
 
-def _borrowed_slab(settings: Settings, engine: ConnectedEngine) -> ClientSlab:
-    """The worker's part of the core's slab, which its own calls to a Triton name, too."""
-    backend, call_later = engine.engine, asyncio.get_running_loop().call_later
-    if isinstance(backend, TritonEngine) and not settings.engine_is_embedded:
-        return ClientSlab(call_later, backend)
-    return ClientSlab(call_later)
+def _borrowed_slab(engine: ConnectedEngine) -> ClientSlab:
+    """The worker's part of the core's slab, which its own calls to Tritons name, too."""
+    return ClientSlab(asyncio.get_running_loop().call_later, tuple(engine.tritons.values()))
 
 
 def _engine_of(settings: Settings, run_dir: Path) -> ConnectedEngine:

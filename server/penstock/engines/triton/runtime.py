@@ -85,19 +85,21 @@ class WheelFiles:
 class TritonRuntime:
     """A Triton that can run here. wheel: None for one on PATH, which has its own backends.
 
-    max_pixels: of a picture that a model decodes (`image-decoder: engine`).
+    max_pixels: of a picture that a model decodes (`image-decoder: engine`). slab_file: by which models find the
+    gateway's memory; None for the one in its run directory.
     """
 
     binary: Path
     wheel: WheelFiles | None = None
     max_pixels: int = MAX_PIXELS
+    slab_file: Path | None = None
 
     def prepare(self, run_dir: Path, environ: Mapping[str, str] | None = None) -> Launch:
         """How to start it; copies the backends to run_dir. environ: PENSTOCK_* is removed. Raises TritonUnavailable."""
         inherited = os.environ if environ is None else environ
         env = _MALLOC | {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
         env[MAX_PIXELS_VARIABLE] = str(self.max_pixels)
-        env[slab_pictures.FILE_VARIABLE] = str(run_dir.absolute() / slab_pictures.FILE_NAME)
+        env[slab_pictures.FILE_VARIABLE] = str(self.slab_file or run_dir.absolute() / slab_pictures.FILE_NAME)
         if self.wheel is None:
             return Launch((str(self.binary),), env, folder=run_dir)
         try:

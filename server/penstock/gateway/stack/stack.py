@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from penstock.engines.run_directory import RunDirectory
+from penstock.engines.torch_serving.slab_pictures import FILE_NAME
 from penstock.engines.triton.endpoints import answers_live
 from penstock.engines.triton.model_facts import merged_facts
 from penstock.engines.triton.supervisor import EngineState
@@ -77,14 +78,14 @@ class Stack:
 
     def __init__(self, choice: EngineChoice, *, announce: Callable[[Announcement], None]) -> None:
         self._settings = choice.settings
-        self._choice = choice
-        self._triton = choice.triton
         self._announce = announce
         self._ports: GatewayServes | None = None
         self._stop_requested = asyncio.Event()
         self._is_hurried = False
         self._failure = ""
         self._run_dir = claim_run_dir()
+        self._triton = choice.triton and replace(choice.triton, slab_file=self._run_dir.path.absolute() / FILE_NAME)
+        self._choice = replace(choice, triton=self._triton)
         write_origins(self._run_dir.path, choice.origins)
         settings_json = self._settings.model_dump_json()
         has_workers = self._settings.worker_count > 1

@@ -1,7 +1,8 @@
 """Parts of the core's slab for workers and client processes, and limits of client processes."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from penstock.gateway.workers.slab import SharedSlab, SlabLease, SlabPart, map_slab_part
 from penstock.gateway.workers.slab_registration import RegionReader
@@ -19,6 +20,7 @@ GREETING_S = 5.0  # time until it arrives
 MAX_CLIENT_MESSAGE_BYTES = 128 << 20  # without a part of the slab: a 4K picture in floats has 95 MiB
 CLIENT_UNREAD_BYTES = 64 << 20  # unread answers of a client process; beyond, its requests are rejected
 CLIENT_STALLED_BYTES = CLIENT_UNREAD_BYTES + (4 << 20)  # beyond, the connection is closed
+USE_AGAIN_S = 1.0  # a part's region that an engine has lost; the core registers it again within LOOK_S
 CLIENT_SLAB_PARTS = 2  # of the slab; later client processes send every byte until one is free
 _PART_DIVISOR = 4  # of the gateway's own slab: 64 MiB of its 256
 
@@ -129,13 +131,13 @@ class SlabPartitions:
 
 
 class ClientSlab(SharedSlab):
-    """A peer's side: room in its part of the core's slab. reader: its own connection to the engine, if any."""
+    """A peer's side: room in its part of the core's slab. readers: its own connections to engines, if any."""
 
     def __init__(
-        self, call_later: Callable[[float, Callable[[], None]], object], reader: RegionReader | None = None
+        self, call_later: Callable[[float, Callable[[], None]], object], readers: Sequence[RegionReader] = ()
     ) -> None:
         super().__init__(call_later)
-        self._reader = reader
+        self._readers = readers
         self._region = ""
 
     def borrow(self, lent: SlabPart) -> None:
@@ -148,15 +150,23 @@ class ClientSlab(SharedSlab):
             return
         self.renew(memory, lent.generation, lent.token)
         self._region = lent.region
-        if self._reader is not None:
-            # If the engine loses the region, there is nothing to do: the core registers a new one, and grants a part.
-            self._reader.use_region(lent.region, lambda: None)
+        for reader in self._readers:
+            self._use(reader, lent.region)
+
+    def _use(self, reader: RegionReader, region: str) -> None:
+        """An engine that lost the region gets bytes, until the core has registered it there again."""
+
+        def lost() -> None:
+            self._call_later(USE_AGAIN_S, partial(self._use, reader, region))
+
+        if region == self._region:
+            reader.use_region(region, lost)
 
     def forget(self) -> None:
         """Leases nothing from now on, because the core or the engine is gone."""
         self.renounce()
-        if self._reader is not None and self._region:
-            self._reader.drop_region(self._region)
+        for reader in self._readers if self._region else ():
+            reader.drop_region(self._region)
         self._region = ""
 
 
