@@ -17,12 +17,13 @@ from penstock.gateway.stack import triton_engine
 from penstock.gateway.stack.card_choice import show_cards, with_cards
 from penstock.gateway.stack.mps import Machine, MpsRequest, plan_card_mps
 from penstock.gateway.stack.stack import merged_generations
-from penstock.gateway.stack.startup import CannotStart, EngineChoice, EnginePlan
+from penstock.gateway.stack.startup import CannotStart, EngineChoice, EnginePlan, resolve_ports
 from penstock.gateway.stack.triton_engine import EngineHooks, StackEngine
 from penstock.gpu.cards import Card, choose_cards
 from penstock.gpu.mps.control import MpsUnavailable
 from penstock.gpu.mps.limits import ModelClients
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading
+from penstock.network import bind
 from tests.engines.test_triton_process import FAKE, program
 from tests.gpu.mps_programs import programs
 from tests.support.waiting import until
@@ -89,7 +90,7 @@ def test_one_card_and_none_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         ({"gpus": "5"}, TRITON, "--gpus: gpus has '5'"),
         ({"gpus": "0", "engine": "http://h:1"}, None, "--engine is a URL"),
         ({"gpus": "0,1", "engine": "embedded"}, None, "the embedded engine uses one card"),
-        ({"engine_http_port": 9000}, TRITON, "choose one card: --gpus 0"),
+        ({"engine_http_port": 65533}, TRITON, "the last of 2 cards would listen on port 65536"),
     ],
 )
 def test_cards_that_the_engine_cannot_use_are_refused_with_the_fix(
@@ -100,6 +101,28 @@ def test_cards_that_the_engine_cannot_use_are_refused_with_the_fix(
         with_cards(choice(tmp_path, triton, **said), machine(tmp_path))
     with pytest.raises(SettingsError, match="gpus"):
         read_settings({"gpus": "first"}, environ={})
+
+
+def test_ports_of_further_engines_are_three_higher_and_must_be_free(tmp_path: Path) -> None:
+    """Also of ports that are picked."""
+    chosen = with_cards(
+        choice(
+            tmp_path, http_port=0, grpc_port=0, metrics_port=0, engine_http_port=0, engine_grpc_port=0, console="off"
+        ),
+        machine(tmp_path),
+    )
+    settings = resolve_ports(chosen.settings, len(chosen.engine_plans))
+    http, grpc, _ = settings.engine_ports
+    assert http
+    assert grpc
+    assert settings.engine_ports_of(1) == (http + 3, grpc + 3, None)
+    with (
+        bind("127.0.0.1", http + 3, flag=""),
+        pytest.raises(CannotStart, match=f"127.0.0.1:{http + 3} .* with --engine-http-port"),
+    ):
+        resolve_ports(settings, 2)
+    assert resolve_ports(settings).engine_http_port == http
+    assert [plan.index for plan in chosen.engine_plans] == [0, 1]
 
 
 def test_each_card_has_an_mps_daemon_for_its_clients_alone(tmp_path: Path) -> None:

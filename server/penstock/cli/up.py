@@ -92,7 +92,8 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
     choice = with_cards(choose_engine(settings))
     show_cards(choice)
     choice = choose_mps(choice)
-    return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings), origins=origins)))
+    settings = resolve_ports(choice.settings, len(choice.engine_plans))
+    return asyncio.run(_run(replace(choice, settings=settings, origins=origins)))
 
 
 def allow_open_files() -> None:

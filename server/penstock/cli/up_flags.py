@@ -61,7 +61,7 @@ FLAGS: dict[str, Any] = {
         int | None,
         typer.Option(
             help="open the REST API of the stack's Triton on this port of 127.0.0.1, for every local program; "
-            "not opened if there are API keys [none]"
+            "with several cards, of each further Triton three ports higher; not opened if there are API keys [none]"
         ),
     ],
     "engine_grpc_port": Annotated[int | None, typer.Option(help="the same for its gRPC API [none]")],

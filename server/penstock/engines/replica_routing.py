@@ -291,8 +291,10 @@ _load_of = attrgetter("in_flight")
 
 
 def always() -> bool:
+    """For a call that may be repeated."""
     return True
 
 
 def never() -> bool:
+    """For a call that may not be repeated."""
     return False

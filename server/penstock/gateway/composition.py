@@ -120,7 +120,8 @@ def compose_engine(
     cards = read_card_engines(run_dir)
     if cards.engines:
         engines: dict[str, TritonEngine] = {
-            each.label: _own_triton(settings, Path(each.folder), budget, has_one_card=True) for each in cards.engines
+            each.label: _own_triton(settings, Path(each.folder), budget, index)
+            for index, each in enumerate(cards.engines)
         }
         place, rules = ", ".join(engines), CardReplicas(cards.homes, restart)
     else:
@@ -137,17 +138,16 @@ def compose_engine(
     return ConnectedEngine(replicas, place, slab, budget, replicas, cards, engines)
 
 
-def _own_triton(
-    settings: Settings, run_dir: Path, budget: RetryBudget, *, has_one_card: bool = False
-) -> SupervisedTriton:
-    listeners = TritonListeners(reachable_folder(run_dir), *settings.engine_ports)
+def _own_triton(settings: Settings, run_dir: Path, budget: RetryBudget, index: int | None = None) -> SupervisedTriton:
+    """index: of its card, among several."""
+    listeners = TritonListeners(reachable_folder(run_dir), *settings.engine_ports_of(index or 0))
     return SupervisedTriton(
         http_url=listeners.http_url,
         grpc_address=listeners.grpc_address,
         metrics_url=listeners.metrics_url,
         max_connections=settings.max_inflight_requests,
         budget=budget,
-        disk=DiskLoads(settings.repositories, run_dir / "labels", has_one_card=has_one_card),
+        disk=DiskLoads(settings.repositories, run_dir / "labels", has_one_card=index is not None),
     )
 
 

@@ -38,6 +38,11 @@ MAX_WORKERS, MAX_DEFAULT_WORKERS, CORES_FOR_WORKERS = 64, 8, 8
 MAX_CONNECTION_AGE_S = 7 * 86_400.0
 
 
+def port_of_engine(port: int | None, index: int) -> int | None:
+    """The port of one of several Tritons, of which the first has this one. Each has three: HTTP, gRPC, metrics."""
+    return port and port + 3 * index
+
+
 class Settings(BaseSettings):
     """Every setting with its default. Ports may be 0: the system picks one."""
 
@@ -216,7 +221,12 @@ class Settings(BaseSettings):
     @property
     def engine_ports(self) -> tuple[int | None, int | None, int | None]:
         """The ports of the stack's Triton: HTTP, gRPC, metrics."""
-        return self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port
+        return self.engine_ports_of(0)
+
+    def engine_ports_of(self, index: int) -> tuple[int | None, int | None, int | None]:
+        """Of the Triton of one of several cards, by its position."""
+        http, grpc, metrics = self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port
+        return port_of_engine(http, index), port_of_engine(grpc, index), port_of_engine(metrics, index)
 
     @property
     def engine_is_embedded(self) -> bool:

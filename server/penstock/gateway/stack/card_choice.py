@@ -18,6 +18,7 @@ from penstock.logs import get_logger
 log = get_logger("stack")
 _NO_CARDS = NvmlReading(NvmlOutcome.NO_DRIVER)
 # A CUDA context with PyTorch takes about half a GiB; captured graphs hold activations beside the weights.
+MAX_PORT = 65535
 CONTEXT_BYTES, WEIGHT_COPIES = 600 << 20, 2
 
 
@@ -56,11 +57,11 @@ def show_cards(choice: EngineChoice) -> None:
 
 def _placed(choice: EngineChoice, cards: tuple[Card, ...]) -> EngineChoice:
     """The choice with a Triton for each card, and each model's cards. Raises CannotStart."""
-    if any(port is not None for port in choice.settings.engine_ports):
-        one = cards[0].uuid if cards[0].index is None else cards[0].index
+    highest = max(port or 0 for port in choice.settings.engine_ports_of(len(cards) - 1))
+    if highest > MAX_PORT:
         raise CannotStart(
-            "--engine-http-port, --engine-grpc-port and --engine-metrics-port open the ports of one Triton, and each "
-            f"of the {len(cards)} cards has its own; leave them out, or choose one card: --gpus {one}"
+            f"the Triton of the last of {len(cards)} cards would listen on port {highest}, and {MAX_PORT} is the "
+            "highest; choose a lower port with --engine-http-port, --engine-grpc-port or --engine-metrics-port"
         )
     placement = place([CardState(card) for card in cards], list(_model_needs(choice.settings)))
     log.info("an engine process for each card", cards=", ".join(f"{card.label} ({card.name})" for card in cards))

@@ -22,7 +22,7 @@ from penstock.gateway.audit import AuditLog, AuditLogError
 from penstock.gateway.auth.access_file import AccessFileError, AccessRules, EmptyAccessFile, read_access_file
 from penstock.gateway.auth.api_keys import ApiKeyRing, InvalidApiKey, key_of_hashed
 from penstock.gateway.batching.options import NO_OPTIONS, OptionTexts, read_options
-from penstock.gateway.settings import Settings
+from penstock.gateway.settings import Settings, port_of_engine
 from penstock.gateway.stack.mps import MpsPlan, MpsRequest, plan_card_mps, plan_mps, this_machine
 from penstock.gateway.workers.running_stacks import run_folders, running_stacks
 from penstock.gpu.cards import Card
@@ -37,6 +37,7 @@ from penstock.protocol.inference import BatchOwner
 from penstock.tls import Certificates, TlsFileError
 
 log = get_logger("stack")
+PORT_TRIES = 8  # free ports, until those of the further engines are free, too
 ENGINE_PORTS = ("engine_http_port", "engine_grpc_port", "engine_metrics_port")
 
 
@@ -46,10 +47,12 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """One Triton of the stack. card: None for one that has every visible card. mps: None without MPS."""
+    """One Triton of the stack. card: None for one that has every visible card. mps: None without MPS. index: of the
+    card, among several."""
 
     card: Card | None = None
     mps: MpsPlan | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class EngineChoice:
         """The Tritons to start."""
         if not self.has_engine_per_card:
             return (EnginePlan(None, self.mps),)
-        return tuple(EnginePlan(card, self.card_mps.get(card)) for card in self.cards)
+        return tuple(EnginePlan(card, self.card_mps.get(card), index) for index, card in enumerate(self.cards))
 
 
 def check_access(settings: Settings) -> None:
@@ -207,13 +210,38 @@ def _clients_of(path: Path, batching: OptionTexts) -> list[ModelClients]:
     ]
 
 
-def resolve_ports(settings: Settings) -> Settings:
-    """The settings with free port numbers. Raises CannotStart if one is in use.
+def resolve_ports(settings: Settings, engine_count: int = 1) -> Settings:
+    """The settings with free port numbers. Raises CannotStart if one is in use. engine_count: Tritons; see Settings.
 
     Triton checks no keys, so its ports stay closed if the gateway restricts clients.
     """
     if settings.restricts_access:
         settings = _without_engine_ports(settings)
+    listeners: list[socket.socket] = []
+    ports: dict[str, int] = {}
+    refused: dict[str, PortTaken] = {}
+    try:
+        for name in _listening(settings):
+            wanted = getattr(settings, name)
+            for port in (wanted,) if wanted else pick_free_ports("127.0.0.1", 1 if engine_count == 1 else PORT_TRIES):
+                ports[name] = port
+                try:
+                    listeners += _bound(settings.host, port, name, engine_count)
+                except PortTaken as error:
+                    refused[name] = error
+                else:
+                    refused.pop(name, None)
+                    break
+    finally:
+        for listener in listeners:
+            listener.close()
+    if refused:
+        raise CannotStart(_refusal(refused, ports)) from next(iter(refused.values()))
+    return settings.model_copy(update=ports)
+
+
+def _listening(settings: Settings) -> list[str]:
+    """The settings of the ports that are opened."""
     names = ["http_port", "grpc_port", "metrics_port"]
     if settings.served_console_port is not None:
         names.append("console_port")
@@ -221,26 +249,22 @@ def resolve_ports(settings: Settings) -> Settings:
         names.append("video_port")
     if settings.engine_has_process:
         names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
-    listeners: list[socket.socket] = []
-    ports: dict[str, int] = {}
-    refused: dict[str, PortTaken] = {}
+    return names
+
+
+def _bound(host: str, port: int, name: str, engine_count: int) -> list[socket.socket]:
+    """Listeners on the port, and on those of the further engines. Raises PortTaken."""
+    if not name.startswith("engine"):
+        return list(bind_all(host, port, flag=_flag_of(name)))
+    bound: list[socket.socket] = []
     try:
-        for name in names:
-            host = "127.0.0.1" if name.startswith("engine") else settings.host
-            ports[name] = port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
-            bind_here = bind if name.startswith("engine") else bind_all
-            try:
-                bound = bind_here(host, port, flag=_flag_of(name))
-            except PortTaken as error:
-                refused[name] = error
-            else:
-                listeners += [bound] if isinstance(bound, socket.socket) else bound
-    finally:
-        for listener in listeners:
+        for index in range(engine_count):
+            bound.append(bind("127.0.0.1", port_of_engine(port, index) or 0, flag=_flag_of(name)))
+    except PortTaken:
+        for listener in bound:
             listener.close()
-    if refused:
-        raise CannotStart(_refusal(refused, ports)) from next(iter(refused.values()))
-    return settings.model_copy(update=ports)
+        raise
+    return bound
 
 
 def _flag_of(name: str) -> str:

@@ -56,6 +56,7 @@ class StackEngine:
         self.status = EngineStatus(EngineState.STARTING)
         self.mps_state = MpsState()
         self.sharing: MpsSharing | None = None
+        self._index = plan.index
         self._mps = plan.mps
         self._choice = choice
         self._run_dir = run_dir
@@ -127,7 +128,7 @@ class StackEngine:
             launch = self.sharing.shared(launch)
         launch = self._profiled(launch)
         settings = self._choice.settings
-        listeners = TritonListeners(reachable_folder(self._run_dir.path), *settings.engine_ports)
+        listeners = TritonListeners(reachable_folder(self._run_dir.path), *settings.engine_ports_of(self._index))
         options = TritonOptions(
             engine_id=self._run_dir.engine_id,
             repositories=plain_paths(tuple(repositories), self._run_dir.path / "repositories"),
