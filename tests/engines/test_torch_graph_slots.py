@@ -1,9 +1,9 @@
-"""The two slots of a runner of CUDA graphs, with CUDA played on the CPU: what is in flight is not overwritten."""
+"""The slots of a runner of CUDA graphs, with CUDA played on the CPU: what is in flight is not overwritten."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,9 +18,10 @@ CPU = torch.device("cpu")
 
 
 class PlayedEvent:
-    """Counts the waits for it."""
+    """Counts the waits for it. log: replays and waits, in order."""
 
     waits = 0
+    log: ClassVar[list[str]] = []
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -30,6 +31,7 @@ class PlayedEvent:
 
     def synchronize(self) -> None:
         PlayedEvent.waits += 1
+        PlayedEvent.log.append("wait")
 
 
 class PlayedStream:
@@ -80,6 +82,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> runners.GraphRunner:
         inputs = program.captured
 
         def replay() -> None:
+            PlayedEvent.log.append("replay")
             made[0]._outputs[0][: len(inputs[0])].copy_(inputs[0] * 2)
 
         graph.replay = replay
@@ -92,6 +95,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> runners.GraphRunner:
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda shape, pin_memory=False, **rest: empty(shape, **rest))
     monkeypatch.setattr(PlayedEvent, "waits", 0)
+    monkeypatch.setattr(PlayedEvent, "log", [])
     model = {
         "name": "doubled",
         "max_batch_size": 4,
@@ -128,11 +132,14 @@ def test_batch_that_cannot_begin_leaves_the_answers_in_flight_alone(runner: runn
 
 
 def test_device_memory_is_read_before_begin_returns(runner: runners.GraphRunner) -> None:
-    """Triton takes it back then; what lies in host memory is the request's until it is answered."""
+    """Triton takes it back then; what lies in host memory is the request's until it is answered.
+
+    The wait comes after the launch, so that the GPU does not wait for it.
+    """
     runner.begin([[rows(1.0)]], 1)
-    assert PlayedEvent.waits == 0
+    assert PlayedEvent.log == ["replay"]
     pending = runner.begin([[rows(4.0).as_subclass(OnDevice), rows(5.0)]], 2)
-    assert PlayedEvent.waits == 1
+    assert PlayedEvent.log == ["replay", "replay", "wait"]
     assert pending.outputs()[0][:, 0].tolist() == [8.0, 10.0]
 
 

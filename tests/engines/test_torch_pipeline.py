@@ -1,4 +1,4 @@
-"""Two batches of an instance in flight: order, bounds, faults and the end. A GPU is played; nothing needs torch."""
+"""Several batches of an instance in flight: order, bounds, faults and the end. A GPU is played; nothing needs torch."""
 
 import gc
 import threading
@@ -51,10 +51,10 @@ class PlayedRun:
 
 
 class PlayedRunner:
-    """Twice each number, by two slots in turn."""
+    """Twice each number, by its slots in turn."""
 
-    def __init__(self) -> None:
-        self.hosts = [rows(*[0.0] * 8) for _ in range(2)]
+    def __init__(self, slots: int = 2) -> None:
+        self.hosts = [rows(*[0.0] * 8) for _ in range(slots)]
         self.begun: list[float] = []
         self.has_begun_more = threading.Event()
         self.let = threading.Event()
@@ -63,7 +63,7 @@ class PlayedRunner:
         numbers = np.concatenate([part[:, :1] for part in columns[0]])
         if np.isnan(numbers).any():
             raise ValueError("no such run")
-        host = self.hosts[len(self.begun) % 2]
+        host = self.hosts[len(self.begun) % len(self.hosts)]
         self.begun.append(float(numbers[0, 0]))
         if len(self.begun) > 1:
             self.has_begun_more.set()
@@ -132,7 +132,7 @@ def desk() -> Desk:
 
 @pytest.fixture
 def pipeline(runner: PlayedRunner, desk: Desk) -> Iterator[Pipeline]:
-    made = Pipeline(Instance(spec(), runner), desk.deliver, report=desk.report)
+    made = Pipeline(Instance(spec(), runner), desk.deliver, report=desk.report, in_flight=2)
     yield made
     runner.let.set()
     made.close()
@@ -174,6 +174,22 @@ def test_second_batch_begins_beside_the_first_and_waits_for_its_answer(
         assert desk.answers == []
         runner.let.set()
     assert desk.wait(2) == [("first", [[STUCK * 2]]), ("beside", [[2.0]])]
+
+
+def test_more_batches_are_in_flight_if_the_instance_has_slots_for_them(desk: Desk) -> None:
+    """With four, the fourth put is the first that waits, and each batch gets its own rows."""
+    runner = PlayedRunner(slots=4)
+    pipeline = Pipeline(Instance(spec(), runner), desk.deliver, report=desk.report, in_flight=4)
+    for number in (STUCK, 1.0, 2.0):
+        put(pipeline, str(number), number)
+    assert desk.answers == []
+    with beside(pipeline, 3.0) as putting:
+        putting.join(A_WHILE_S)
+        assert putting.is_alive(), "a fifth would be begun in the first one's memory"
+        runner.let.set()
+    answers = [("-1.0", [[STUCK * 2]]), ("1.0", [[2.0]]), ("2.0", [[4.0]]), ("beside", [[6.0]])]
+    assert desk.wait(4) == answers
+    pipeline.close()
 
 
 def test_run_that_fails_is_its_own_batchs_answer(pipeline: Pipeline, desk: Desk) -> None:
@@ -242,7 +258,8 @@ def test_close_answers_what_is_in_flight_and_ends_the_thread(runner: PlayedRunne
     """No request is left without an answer when its model is unloaded, though the thread has not taken it up yet."""
     entered = threading.Event()
     instance = Instance(spec(), runner)
-    pipeline = Pipeline(instance, desk.deliver, report=desk.report, enter=lambda: entered.wait(TIMEOUT_S))
+    enter = lambda: entered.wait(TIMEOUT_S)  # noqa: E731
+    pipeline = Pipeline(instance, desk.deliver, report=desk.report, in_flight=2, enter=enter)
     put(pipeline, "last", 1.0)
     closing = threading.Thread(target=pipeline.close)
     closing.start()
@@ -277,6 +294,7 @@ def test_thread_of_the_answers_enters_before_it_waits_for_a_run(runner: PlayedRu
         Instance(spec(), runner),
         desk.deliver,
         report=desk.report,
+        in_flight=2,
         enter=lambda: entered.append(threading.current_thread().name),
     )
     put(pipeline, "first", 1.0)

@@ -158,6 +158,7 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
         ({"compiler": "aot-inductor", "fuse": "0"}, "parameter compiler is 'aot-inductor', and fuse is 0"),
         ({"active-thread-percentage": "0"}, "is '0': say a whole number from 1 to 100"),
         ({"active-thread-percentage": "half"}, "is 'half': say a whole number from 1 to 100"),
+        ({"batches-in-flight": "5"}, "parameter batches-in-flight is '5': say one of 1, 2, 3, 4"),
         ({"image-decoder": "magic"}, "parameter image-decoder is 'magic': say gateway or engine"),
         ({"image-decoder": "engine"}, "needs exactly one input, of TYPE_STRING"),
     ],

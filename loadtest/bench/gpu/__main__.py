@@ -62,7 +62,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]")
     add("--forms", type=chosen_of(tuple(FORMS)), default=("fused",), metavar="FORM,…", help=_FORMS_HELP)
     add("--memory", type=chosen_of(MEMORIES), default=MEMORIES, metavar="KIND,…", help="of their inputs [cuda,system]")
-    add("--in-flight", type=int, choices=(1, 2), default=1, help="of raw's and served's model: batches-in-flight [1]")
+    add("--in-flight", type=int, choices=(1, 2, 3, 4), default=1, help="raw's and served's batches-in-flight [1]")
     add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")

@@ -10,7 +10,7 @@ compiler         none or aot-inductor      default none; aot-inductor: compiles 
 event-wait       block or spin             default block; spin uses a core per instance while it waits for the GPU
 check-answers    0 or 1                    default 1: where MPS limits the SMs, compares answers at load with the CPU's
 active-thread-percentage 1 to 100          default: all, or what `penstock up` chose; of the GPU, per instance; MPS only
-batches-in-flight 1 or 2                   default 1; 2: begins a batch while the one before is computed
+batches-in-flight 1 to 4                   default 1; more: begins batches while the one before is computed
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
 infer-dims       3;224;224                 the network's input, with image-decoder engine
 """
@@ -329,7 +329,7 @@ def _is_compiled(parameters: _Parameters, *, is_fixed: bool) -> bool:
 
 def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:
     """At most 1 with pictures, which are decoded into the one input of all batches."""
-    value = int(parameters.one_of("batches-in-flight", ("1", "2"), "1"))
+    value = int(parameters.one_of("batches-in-flight", ("1", "2", "3", "4"), "1"))
     if value > 1 and pictures is not None:
         raise TorchLoadError(
             f"parameter batches-in-flight is '{value}', and image-decoder is engine: that runs 1 at a time"

@@ -1,4 +1,4 @@
-"""One model instance: groups requests into runs, and answers each. Pipeline has two batches in flight.
+"""One model instance: groups requests into runs, and answers each. Pipeline has several batches in flight.
 
 With PENSTOCK_NVTX=1 (`penstock up --profile`), decode, infer and output are NVTX ranges. Imports torch only then,
 because completing a model's configuration must be fast.
@@ -167,7 +167,7 @@ class Instance:
         return StartedBatch(requests, None, self._answer(requests, runs))
 
     def finish(self, started: StartedBatch) -> list[Outcome]:
-        """As `answer`, for the oldest unfinished batch. The second next `begin` overwrites the memory."""
+        """As `answer`, for the oldest unfinished batch. `begin` overwrites the memory after `slots` more batches."""
         if started.run is None:
             return started.answered
         answers = _finish(started.run)
@@ -257,7 +257,6 @@ def _split(run: _Run, outputs: tuple[Any, ...]) -> dict[int, Outcome]:
     return answers
 
 
-MAX_IN_FLIGHT = 2
 _CLOSE_TIMEOUT_S = 10.0  # for batches in flight when the model is unloaded
 
 # (the argument of `put`, one outcome per request in order, or the error of all)
@@ -273,11 +272,13 @@ class Pipeline:
         deliver: Deliver,  # gets each batch, in order
         *,
         report: Callable[[Exception], object],  # gets errors of deliver
+        in_flight: int,  # batches at most; the runner has as many slots
         enter: Callable[[], object] = lambda: None,  # called once, first
     ) -> None:
         self._instance = instance
         self._deliver = deliver
         self._report = report
+        self._in_flight = in_flight
         self._enter = enter
         self._begun: SimpleQueue[tuple[StartedBatch, Any] | None] = SimpleQueue()  # None: end
         self._answered: SimpleQueue[None] = SimpleQueue()  # one item per batch
@@ -286,11 +287,11 @@ class Pipeline:
         self._thread.start()
 
     def put(self, requests: Sequence[TorchRequest], whose: Any) -> None:
-        """Starts a batch; returns when all earlier ones are answered. Raises as `Instance.begin`."""
+        """Starts a batch; returns when one more may be started. Raises as `Instance.begin`."""
         started = self._instance.begin(requests, self._wait_until_all_are_answered)
         self._begun.put((started, whose))
         self._unanswered += 1
-        self._wait(MAX_IN_FLIGHT - 1)
+        self._wait(self._in_flight - 1)
 
     def close(self) -> None:
         """Answers batches in flight, then ends the thread."""

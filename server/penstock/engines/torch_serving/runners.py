@@ -72,7 +72,7 @@ class GraphRunner:
     """Runs one CUDA graph per bucket, on one stream, in static buffers shared by all buckets.
 
     A batch goes through a slot's staging buffer into the network's input, and its outputs to the slot's page-locked
-    memory. With two slots, copies of one batch overlap with the run of the other.
+    memory. With several slots, copies of one batch overlap with the run of another.
     """
 
     def __init__(
@@ -102,10 +102,14 @@ class GraphRunner:
         torch.cuda.set_stream(self._stream)
 
     def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> PendingRun:
+        slot = self._slots[self._next]
         with torch.inference_mode():
             for number, parts in enumerate(columns):
-                self._fill(self._slots[self._next], number, parts, rows)
-            return self._replay(rows)
+                self._fill(slot, number, parts, rows)
+            pending = self._replay(rows)
+        if self._is_lent and any(part.is_cuda for parts in columns for part in parts):
+            slot.copied.synchronize()  # last: the copies have usually ended while the run was launched
+        return pending
 
     def picture_input(self, rows: int) -> Any:
         return self._rows(self._inputs[0], rows)
@@ -132,8 +136,6 @@ class GraphRunner:
                 self._stage(staged, parts)
                 slot.copied.record(self._copies)
             self._stream.wait_event(slot.copied)
-            if has_device_memory:
-                slot.copied.synchronize()
         self._rows(target, rows).copy_(self._rows(staged, rows))
 
     def _stage(self, target: Any, parts: Sequence[Any]) -> None:

@@ -68,7 +68,13 @@ class TritonPythonModel:
             pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
         self._reads_at_end = self._tensors_are_read_at_the_end()
         self._pipeline = (
-            Pipeline(opened.instance, self._deliver, report=self._log, enter=opened.enter_thread)
+            Pipeline(
+                opened.instance,
+                self._deliver,
+                report=self._log,
+                in_flight=self._spec.batches_in_flight,
+                enter=opened.enter_thread,
+            )
             if self._spec.batches_in_flight > 1
             else None
         )
