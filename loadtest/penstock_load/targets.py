@@ -25,6 +25,7 @@ UNITS: Mapping[str, str] = measures.UNITS | {
     "p99_ratio": "ratio",  # to the best rival's
     "limit_share": "share",  # of the harmonic limit of the stages, each measured alone in the same run
     "raw_share": "share",  # of the same engine without a server around it, in the same run
+    **{f"fused_by_plain_{part}_{batch}": "ratio" for part in ("raw", "served") for batch in (1, 8, 64)},
     "image_gpu_by_cpu": "ratio",  # /image with the model on the GPU by on the CPU
     "top1_cuda_fp32": "share",  # of pictures with the CPU's top class
     "top1_cuda_fp16": "share",

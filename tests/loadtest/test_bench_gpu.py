@@ -13,14 +13,15 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from loadtest.bench.gpu import stretch
 from loadtest.bench.gpu.__main__ import main, parse_arguments
 from loadtest.bench.gpu.callers import CallerLane, CallerRequest, CallersRun, run_callers
-from loadtest.bench.gpu.chart import MODES, ChartPlan
+from loadtest.bench.gpu.chart import MODES, ChartPlan, EnginePlan, points_of
 from loadtest.bench.gpu.figures import PointLedger, ratios_of, rows_of
 from loadtest.bench.gpu.generators import Schedule, ScheduleRun, run_schedule
 from loadtest.bench.gpu.jpeg import rate_figures, stage_figures
 from loadtest.bench.gpu.report import main as report
-from loadtest.bench.gpu.stretch import figures_of
+from loadtest.bench.gpu.stretch import figures_of, server_statistics
 from loadtest.bench.gpu.tritons import (
     Region,
     Variant,
@@ -179,6 +180,34 @@ def test_fused_program_is_compared_with_the_plain_one_of_the_same_round(tmp_path
         f"fused_by_plain_{part}_{batch}": gain for part in ("raw", "served") for batch, gain in ((1, 2.5), (64, 2.0))
     }
     assert found == pytest.approx(wanted | {"raw_share": 0.95})
+
+
+def test_each_form_is_compared_at_its_best_number_of_callers(tmp_path: Path) -> None:
+    """Two callers fill the plain program's GPU time, but not the fused one's, which is shorter."""
+    ledger = PointLedger(tmp_path / "gpu.json", dict(CONDITIONS), "resnet50-torch-random")
+    for number in (1, 2, 3):
+        for callers, fused, plain in ((2, 1600.0, 1000.0), (4, 2400.0, 960.0)):
+            key: dict[str, str | int] = {"processes": 1, "batch": 1, "memory": "cuda", "callers": callers}
+            ledger.add("served", number, key, {"rate": fused * number})
+            ledger.add("served", number, key | {"form": "plain"}, {"rate": plain * number})
+    (ratio,) = ratios_of(ledger.runs)
+    assert (ratio["measure"], ratio["value"]["median"]) == ("fused_by_plain_served_1", pytest.approx(2.4))
+    wanted = "fused by plain, served (processes 1, batch 1, memory cuda, callers 4; processes 1, batch 1, memory cuda, "
+    assert ratio["of"] == wanted + "callers 2, form plain)"
+    engine = EnginePlan((1,), (8,), ("raw", "served"), ("fused",), ("cuda",), 3, (2, 4))
+    assert [point.callers for point in points_of(engine, ("cuda",))] == [0, 2, 4], "raw has none"
+
+
+def test_tritons_own_times_are_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counters are of all callers of a model; of several models there would be a call for each."""
+    names = ("queue", "compute_input", "compute_infer", "compute_output")
+    durations = {name: {"ns": 1000 * count} for count, name in enumerate(names, 1)}
+    model = {"execution_count": 6, "inference_stats": {"success": {"count": 5}} | durations}
+    monkeypatch.setattr(stretch, "ask", lambda *_: json.dumps({"model_stats": [model]}))
+    lanes = [CallerLane("served-fused-0", 1, b"")] * 2
+    found = {"executions": 6, "requests": 5, "queue": 1000, "input": 2000, "infer": 3000, "output": 4000}
+    assert server_statistics(lanes) == found
+    assert server_statistics([*lanes, CallerLane("served-fused-1", 1, b"")]) == {}
 
 
 def test_file_gets_the_verdicts_of_the_targets_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,16 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import BATCHED, FORMS, MODES, ChartPlan, EnginePlan, measure_charts, measure_engine
+from loadtest.bench.gpu.chart import (
+    BATCHED,
+    CALLERS,
+    FORMS,
+    MODES,
+    ChartPlan,
+    EnginePlan,
+    measure_charts,
+    measure_engine,
+)
 from loadtest.bench.gpu.figures import RAW_AND_SERVED, PointLedger
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
@@ -63,6 +72,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--forms", type=chosen_of(tuple(FORMS)), default=("fused",), metavar="FORM,…", help=_FORMS_HELP)
     add("--memory", type=chosen_of(MEMORIES), default=MEMORIES, metavar="KIND,…", help="of their inputs [cuda,system]")
     add("--in-flight", type=int, choices=(1, 2, 3, 4), default=1, help="raw's and served's batches-in-flight [1]")
+    add("--callers", type=int, nargs="+", default=[CALLERS], metavar="N", help="of each of served's processes [2]")
     add("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     add("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     add("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
@@ -83,7 +93,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error(f"--rounds and --seconds are above 0, --clients from 1 to {max(CLIENTS)}")
     counts = (chosen.instances, chosen.batch_limit, chosen.jpeg_instances, chosen.jpeg_callers, chosen.generators)
     if (
-        min(*counts, *chosen.processes, *chosen.batch) < 1
+        min(*counts, *chosen.processes, *chosen.batch, *chosen.callers) < 1
         or not 0 <= chosen.threads <= 100
         or min(chosen.settle, chosen.delay_us) < 0
     ):
@@ -145,9 +155,9 @@ def _parts(options: argparse.Namespace, bench: GpuBench) -> dict[str, Callable[[
     if charts:
         found[charts[0].part] = partial(measure_charts, bench, charts, source)
     if engine:
-        raw = EnginePlan(
-            tuple(options.processes), tuple(options.batch), engine, options.forms, options.memory, options.in_flight
-        )
+        counts = tuple(options.processes), tuple(options.batch)
+        ways = options.forms, options.memory, options.in_flight, tuple(options.callers)
+        raw = EnginePlan(*counts, engine, *ways)
         found[RAW_AND_SERVED] = lambda: measure_engine(bench, raw, source)
     if "jpeg" in options.only:
         found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, plan, pictures))

@@ -184,7 +184,8 @@ RAW_START_S = 0.3
 class EnginePlan:
     """processes: how many at once, a point each. batches: rows a request. parts: raw, served or both.
 
-    forms: of FORMS, a model each. memories: cuda, system or both. in_flight: batches of an instance.
+    forms: of FORMS, a model each. memories: cuda, system or both. in_flight: batches of an instance. callers: of each
+    instance, a point each; each form is judged at its best.
     """
 
     processes: tuple[int, ...]
@@ -193,6 +194,7 @@ class EnginePlan:
     forms: tuple[str, ...] = ("fused",)
     memories: tuple[str, ...] = ("cuda", "system")
     in_flight: int = 1
+    callers: tuple[int, ...] = (CALLERS,)
 
 
 FORMS = {"plain": (("fuse", "0"),), "fused": (), "compiled": (("compiler", "aot-inductor"),)}  # parameters, by name
@@ -207,19 +209,22 @@ class Point:
     batch: int
     memory: str
     form: str = "fused"
+    callers: int = 0  # of each process; 0 for raw
 
     @property
     def key(self) -> dict[str, str | int]:
         """As the ledger keeps it."""
         key: dict[str, str | int] = {"processes": self.processes, "batch": self.batch, "memory": self.memory}
+        key |= {"callers": self.callers} if self.callers else {}
         return key if self.form == "fused" else key | {"form": self.form}
 
 
 def points_of(engine: EnginePlan, memories: Sequence[str]) -> list[Point]:
     """Every number of processes with every batch; from the system's memory with the most processes only."""
     return [
-        Point(part, processes, batch, memory, form)
+        Point(part, processes, batch, memory, form, callers)
         for part in engine.parts
+        for callers in (engine.callers if part == "served" else (0,))
         for form in engine.forms
         for processes in engine.processes
         for batch in engine.batches
@@ -290,12 +295,13 @@ class _Rooms:
 
     def _make_lanes(self, stack: ExitStack, triton: BenchTriton) -> None:
         """A region a caller, large enough for the largest batch; the forms share them."""
-        most, rows, face = max(self._engine.processes), max(self._engine.batches), self._face
-        system = stack.enter_context(SystemRegions(face, CALLERS * most, rows))
+        rows, face, callers = max(self._engine.batches), self._face, max(self._engine.callers)
+        count = callers * max(self._engine.processes)
+        system = stack.enter_context(SystemRegions(face, count, rows))
         system.register(triton.port)
         kinds = {"system": system.regions}
         if self._bench.plan.is_gpu:
-            cuda = stack.enter_context(CudaRegions(face, CALLERS * most, rows, self._environ))
+            cuda = stack.enter_context(CudaRegions(face, count, rows, self._environ))
             cuda.register(triton.port)
             kinds["cuda"] = cuda.regions
         for form, names in self._names.items():
@@ -303,7 +309,7 @@ class _Rooms:
                 for batch in self._engine.batches:
                     self._lanes[form, kind, batch] = [
                         CallerLane(name, triton.port, tensor_request(name, face, region, batch), batch)
-                        for name, region in zip(names * CALLERS, regions, strict=True)
+                        for name, region in zip(names * callers, regions, strict=True)
                     ]
             check_answers(self._lanes[form, "system", rows], system)
 
@@ -315,7 +321,7 @@ class _Rooms:
         assert self._triton is not None
         most = len(self._names[point.form])
         lanes = self._lanes[point.form, point.memory, point.batch]
-        chosen = [lanes[caller * most + number] for caller in range(CALLERS) for number in range(point.processes)]
+        chosen = [lanes[caller * most + number] for caller in range(point.callers) for number in range(point.processes)]
         return callers_stretch(self._bench, chosen, self._triton.meter())
 
     def _raw_run(self, point: Point) -> tuple[dict[str, float], tuple[float, float]]:

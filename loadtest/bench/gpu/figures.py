@@ -202,33 +202,45 @@ def _chart_ratios(runs: Sequence[PointRun], part: str, ending: str) -> list[dict
 
 
 def _form_ratios(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
-    """The fused program by the plain one in the same round, for each batch; of the fewest processes, from the GPU."""
-    rates = {(run.part, run.round, key_text(run.key)): run.figures["rate"] for run in runs if "rate" in run.figures}
-    plain = [run for run in runs if run.key.get("form") == "plain"]
-    fewest = min((int(run.key["processes"]) for run in plain), default=0)
+    """The fused program by the plain one in the same round, for each batch; of the fewest processes, from the GPU.
+
+    Each is taken at its best number of callers.
+    """
+    of_forms = [run for run in runs if run.part in ("raw", "served") and run.key.get("memory") == "cuda"]
+    fewest = min((int(run.key["processes"]) for run in of_forms if "form" in run.key), default=0)
     found: list[dict[str, Any]] = []
-    for row in rows_of(plain):
-        key = {name: value for name, value in row.key.items() if name != "form"}
-        same = [run for run in plain if run.part == row.part and run.key == row.key]
-        pairs = [(rates.get((run.part, run.round, key_text(key))), run.figures["rate"]) for run in same]
-        if key["processes"] == fewest and key["memory"] == "cuda":
-            measure, values = f"fused_by_plain_{row.part}_{key['batch']}", [one / other for one, other in pairs if one]
-            found += ratio_row(row.model, measure, values, f"fused by plain, {row.part}, {key_text(key)}")
+    for part, batch in dict.fromkeys((run.part, run.key["batch"]) for run in of_forms):
+        key = {"processes": fewest, "batch": batch}
+        same = [run for run in of_forms if run.part == part and key.items() <= run.key.items()]
+        fused = _best([run for run in same if "form" not in run.key])
+        plain = _best([run for run in same if run.key.get("form") == "plain"])
+        if not fused or not plain:
+            continue
+        rates = {run.round: run.figures["rate"] for run in plain}
+        values = [run.figures["rate"] / rates[run.round] for run in fused if run.round in rates]
+        of = f"fused by plain, {part} ({key_text(fused[0].key)}; {key_text(plain[0].key)})"
+        found += ratio_row(fused[0].model, f"fused_by_plain_{part}_{batch}", values, of)
     return found
 
 
+def _best(runs: Sequence[PointRun]) -> list[PointRun]:
+    """The runs of the key with the highest median rate; none without rates."""
+    rows = [row for row in rows_of(runs) if "rate" in row.figures]
+    if not rows:
+        return []
+    best = max(rows, key=lambda row: row.figures["rate"].median).key
+    return [run for run in runs if run.key == best]
+
+
 def _raw_share(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
-    """Each side of the fused program at its best over the rounds, whatever its batch, processes and memory."""
+    """Each side of the fused program at its best over the rounds, whatever its batch, processes, memory and callers."""
     fused = [run for run in runs if "form" not in run.key]
-    raw, served = ([run for run in fused if run.part == part] for part in ("raw", "served"))
+    raw, served = (_best([run for run in fused if run.part == part]) for part in ("raw", "served"))
     if not raw or not served:
         return []
-    best_raw, best_served = (
-        max(rows_of(side), key=lambda row: row.figures["rate"].median).key for side in (raw, served)
-    )
-    rates = {run.round: run.figures["rate"] for run in raw if run.key == best_raw}
-    values = [run.figures["rate"] / rates[run.round] for run in served if run.key == best_served and run.round in rates]
-    of = f"served ({key_text(best_served)}) by raw ({key_text(best_raw)})"
+    rates = {run.round: run.figures["rate"] for run in raw}
+    values = [run.figures["rate"] / rates[run.round] for run in served if run.round in rates]
+    of = f"served ({key_text(served[0].key)}) by raw ({key_text(raw[0].key)})"
     return ratio_row(raw[0].model, "raw_share", values, of)
 
 

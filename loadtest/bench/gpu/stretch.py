@@ -218,16 +218,17 @@ def callers_stretch(
     wait = bench.generators.closed(lanes, settle_s=plan.settle_s, seconds=plan.seconds)
     time.sleep(max(0.0, begin_s - time.monotonic()))
     before = (meter.read_s(), busy_cpu_s())
-    counted = batches_so_far(lanes)
+    counted = server_statistics(lanes)
     run = wait()
     after = (meter.read_s(), busy_cpu_s())
-    batches = batches_so_far(lanes) - counted
+    since = {name: value - counted[name] for name, value in server_statistics(lanes).items()}
     figures = figures_of(run, lanes)
     elapsed_s = time.monotonic() - begin_s
     server, machine = ((late - early) / elapsed_s for early, late in zip(before, after, strict=True))
     figures |= {"server_cores": server, "machine_cores": machine}
-    if batches:
-        figures["batch_size"] = len(run.asks) * lanes[0].rows / batches
+    if since.get("executions") and since["requests"]:
+        figures["batch_size"] = len(run.asks) * lanes[0].rows / since["executions"]
+        figures |= {f"{name}_us": since[name] / since["requests"] / 1000 for name in _DURATIONS}
     return figures, (begin_s, begin_s + plan.seconds)
 
 
@@ -261,12 +262,21 @@ def check_answers(lanes: Sequence[CallerLane], regions: SystemRegions) -> None:
             raise BadAnswer(f"{lane.name} answered nothing but zeros")
 
 
-def batches_so_far(lanes: Sequence[CallerLane]) -> int:
-    """Executions by Triton's statistics, where all lanes ask one model; else 0."""
+_DURATIONS = {"queue": "queue", "input": "compute_input", "infer": "compute_infer", "output": "compute_output"}
+
+
+def server_statistics(lanes: Sequence[CallerLane]) -> dict[str, int]:
+    """Triton's counters, where all lanes ask one model; else none.
+
+    executions, requests; queue, input, infer, output: ns of all requests. With several batches in flight of an
+    instance, infer ends when the instance takes the next request.
+    """
     if len({lane.name for lane in lanes}) != 1 or len(lanes) < 2:
-        return 0
-    statistics = json.loads(ask(lanes[0].port, f"/v2/models/{lanes[0].name}/stats"))
-    return int(statistics["model_stats"][0]["execution_count"])
+        return {}
+    model = json.loads(ask(lanes[0].port, f"/v2/models/{lanes[0].name}/stats"))["model_stats"][0]
+    of_requests = model["inference_stats"]
+    found = {"executions": int(model["execution_count"]), "requests": int(of_requests["success"]["count"])}
+    return found | {name: int(of_requests[field_name]["ns"]) for name, field_name in _DURATIONS.items()}
 
 
 def busy_cpu_s() -> float:
