@@ -24,7 +24,9 @@ def test_search_finds_a_page_without_other_hosts(site: Path) -> None:
     handler = functools.partial(Files, directory=str(site))
     with started_chromium() as browser, serving(handler) as url:  # type: ignore[arg-type]
         with shown_page(browser, f"{url}/index.html") as page:
-            page.locator(".md-search__input").fill("net-scale-factor")
+            page.locator(".md-search__input").press_sequentially(
+                "net-scale-factor"
+            )  # the page looks at keys, not at the text
             page.locator(".md-search-result__link").first.wait_for()
             links = page.locator(".md-search-result__link").evaluate_all("all => all.map(one => one.href)")
             assert any("card-parameters.html" in link for link in links)

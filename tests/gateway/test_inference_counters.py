@@ -29,6 +29,7 @@ OWNED = BatchOptions(owner=BatchOwner.GATEWAY, max_batch_size=4, instances=1, ma
 PLACES = 24
 WATCH = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
 HEAD = InferHead("m")
+LATE = "had passed when the request arrived"  # where the machine stood still before a request with 10 ms began
 
 
 @dataclass
@@ -184,5 +185,7 @@ async def test_accepted_is_answered_failed_and_cancelled_together(rig: Rig, seed
     assert all(isinstance(end, InferResponse | InferenceError | asyncio.CancelledError) for end in ends)
     assert counted["accepted"] == rig.ended()
     assert counted["answered"] == sum(isinstance(end, InferResponse) for end in ends)
-    assert len(tasks) - len(refused) - len(unbegun) <= counted["accepted"] <= len(tasks) - len(refused)
+    late = [end for end in ends if isinstance(end, DeadlineExceeded) and LATE in end.message]
+    assert len(tasks) - len(refused) - len(late) - len(unbegun) <= counted["accepted"]
+    assert counted["accepted"] <= len(tasks) - len(refused) - len(late)
     assert sum(count for name, count in counted.items() if name.startswith("cancelled/")) <= len(unbegun)

@@ -149,9 +149,14 @@ class Herd:
 
         Where gateway or engine slept, what was let in by how long a call takes is late: 504, and rightly so.
         """
-        due = [call for call in self.calls if call["until_s"] + STEADY_S < self.started + SLO_S]
+        due = sum(len(call["values"]) for call in self.calls) - self.rows_late_in_the_engine
         pauses_s = [after["at_s"] - call["until_s"] for call, after in pairwise(self.calls)]
-        return self.statuses[200] >= sum(len(call["values"]) for call in due) and max(pauses_s, default=0.0) < STEADY_S
+        return self.statuses[200] >= due and max(pauses_s, default=0.0) < STEADY_S
+
+    @property
+    def rows_late_in_the_engine(self) -> int:
+        """Of calls that ended at their rows' deadline or after it. Short pauses before each add up to that."""
+        return sum(len(call["values"]) for call in self.calls if call["until_s"] + STEADY_S >= self.started + SLO_S)
 
 
 async def herd_at(ledgers: Ledgers) -> Herd:
@@ -184,7 +189,8 @@ async def test_herd_that_comes_at_once_is_served_or_gets_a_time_to_return(ledger
         found = inferences(page_of(ledgers.stack)) - before
         assert found["answered"] == herd.statuses[200]
         assert found["accepted"] == ended(found) <= CROWD
-    assert set(herd.statuses) == {200, 503}, herd
+    assert set(herd.statuses) - {504} == {200, 503}, herd
+    assert herd.statuses[504] <= herd.rows_late_in_the_engine, herd
     assert herd.took_s < 5
     assert len(herd.waits) > 1, herd
 

@@ -25,6 +25,7 @@ class StandIn:
     most_waiting: int = 0
     image_body: dict[str, object] = field(default_factory=lambda: {"results": [{"detections": []}]})
     images: list[tuple[str, str | None, bytes]] = field(default_factory=list)
+    arrived_at: list[float] = field(default_factory=list)  # monotonic seconds of `images`
     tensors: list[service_pb2.ModelInferRequest] = field(default_factory=list)
     keys: set[tuple[str, str | None]] = field(default_factory=set)  # what was asked, and with which API key
 
@@ -87,6 +88,7 @@ def _handler_of(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["content-length"]))
             stand_in.images.append((self.path, self.headers["content-type"], content))
+            stand_in.arrived_at.append(time.monotonic())
             stand_in.keys.add((self.path.rpartition("/")[2], self.headers["x-api-key"]))
             stand_in.waiting += 1
             stand_in.most_waiting = max(stand_in.most_waiting, stand_in.waiting)

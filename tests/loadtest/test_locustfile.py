@@ -104,7 +104,10 @@ is_judged = true
 
 
 def test_scenario_is_sent_on_schedule_however_late_the_answers_are(stand_in: StandIn, tmp_path: Path) -> None:
-    """20 requests a second, each answered after one: several wait at once, and the one user waits for none."""
+    """20 requests a second, each answered after one: several wait at once, and the one user waits for none.
+
+    How long the phase lasts is locust's affair: it looks at the plan about once a second, later on a busy machine.
+    """
     stand_in.image_delay_s = 1.0
     (tmp_path / "slow.toml").write_text(SCENARIO)
     answer = locust("--host", stand_in.http_url, "--scenario", str(tmp_path / "slow.toml"), seconds=60)
@@ -112,7 +115,8 @@ def test_scenario_is_sent_on_schedule_however_late_the_answers_are(stand_in: Sta
     assert answer.stderr.split()[-1] == "PASS"
     (row,) = rows(answer)
     assert row["name"] == "image street · steady"
-    assert len(stand_in.images) == row["num_requests"] <= 42
+    lasted_s = max(stand_in.arrived_at) - min(stand_in.arrived_at)
+    assert len(stand_in.images) == row["num_requests"] <= 20 * (lasted_s + 0.5)
     assert stand_in.most_waiting > 2
     assert row["num_failures"] == 0
 

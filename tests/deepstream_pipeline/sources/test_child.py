@@ -253,8 +253,7 @@ def test_recording_is_made_beside_decoding(tmp_path: Path) -> None:
     with child(write_clip(tmp_path / "a.mp4", frames=120), record_cache_s=2.0, frames=2) as parent:
         for _ in range(50):
             parent.say(Release((parent.frame().slot,)))
-        parent.say(Cut(str(path), 0.4, 0.8))
-        time.sleep(0.5)
+        parent.say(Cut(str(path), 0.4, 0.8, frame_num=49))
         recorded = parent.until(lambda record: _released(parent, record) and isinstance(record, Recorded))
         assert isinstance(recorded, Recorded)
         assert (recorded.path, recorded.error) == (str(path), "")
