@@ -4,10 +4,14 @@ Each model is opened as the embedded engine opens it: on the CPU in FP32 for ref
 FP16. Both get the same preprocessed pictures, and the gateway's parser reads both outputs. A classifier with random
 weights is added: its last layer is scaled so that the classes of different pictures differ.
 
+--write-reference FILE runs the CPU alone and writes its results; --reference FILE uses them if pictures, models and
+configurations are the same (by SHA-256), and runs the CPU for the others. The figures' file says where they were made.
+
 --no-gpu compares with the CPU, whose weights are rounded to FP16: a trial of the bench.
 """
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -16,7 +20,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +28,16 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
-from deploy.models import graph_folder, resnet50
 from loadtest.bench.gpu.figures import PointLedger
+from loadtest.bench.gpu.random_classifier import NAME, STATISTICS_FILE, random_classifier
+from loadtest.bench.gpu.reference import (
+    Answers,
+    ModelReference,
+    Reference,
+    model_digest,
+    read_reference,
+    write_reference,
+)
 from loadtest.bench.gpu.scenes import Scenes, read_scenes
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
@@ -35,19 +47,25 @@ from penstock.gpu.nvml import read_cards
 from penstock.logs import LogFormat, configure_logs
 from penstock.models.add import AddOptions, add_model, name_from
 from penstock.models.added_folder import CannotAdd
-from penstock.models.check.answers import BORDER, TIE, AnswerAgreement, compare_answers
+from penstock.models.check.answers import BORDER, LEAST_IOU, TIE, AnswerAgreement, compare_answers
 from penstock.models.inspect.inspection import Hints
 from penstock.models.inspect.trial_session import TrialFailed
 from penstock.models.placement.choice import ON_CPU, PRECISIONS, Device, ModelPlacement
 from penstock.models.placement.placed_model import PlacedModel, open_placed
-from penstock.protocol.vision_results import VisionResult
 
 CHUNK = 256  # pictures that are prepared at once
-SCALE_ON = 200  # pictures whose scores set the scale of the random classifier
-LOGIT_SPREAD = 3.0  # standard deviation of its scores: the best class then has a share of some tenths, as when trained
-RANDOM = resnet50.NAME
 _FP16 = np.finfo(np.float16)
 _OPTIONS = AddOptions(Hints())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all models share. rows: pictures a call on the GPU."""
+
+    scenes: Scenes
+    ledger: PointLedger
+    pool: ThreadPoolExecutor
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +75,6 @@ class Variant:
     name: str
     folder: Path
     placement: ModelPlacement
-
-
-@dataclass(slots=True)
-class Answers:
-    """Results of one model, and how long its runs took."""
-
-    results: list[VisionResult] = field(default_factory=list)
-    run_s: float = 0.0
 
 
 def answers_of(models: Sequence[PlacedModel], scenes: Scenes, pool: ThreadPoolExecutor, *, rows: int) -> list[Answers]:
@@ -77,8 +87,12 @@ def answers_of(models: Sequence[PlacedModel], scenes: Scenes, pool: ThreadPoolEx
             size = rows if model.placement.device is Device.GPU else 1
             calls = [prepared[start : start + size] for start in range(0, len(prepared), size)]
             began_s = time.perf_counter()
-            for results in pool.map(model.results, calls):
-                answers.results += results
+            if model.placement.device is Device.GPU:
+                answers.results += [result for results in pool.map(model.results, calls) for result in results]
+            else:
+                for ((result, rivals),) in pool.map(model.results_with_rivals, calls):
+                    answers.results.append(result)
+                    answers.rivals.append(rivals)
             answers.run_s += time.perf_counter() - began_s
     return found
 
@@ -91,11 +105,13 @@ def figures_of(found: AnswerAgreement) -> dict[str, float]:
     if found.boxes or found.overlaps:
         figures |= {
             "boxes": found.boxes,
+            "box_share": found.box_share,
             "iou_median": found.overlap(50),
             "iou_p01": found.overlap(1),
             "iou_min": found.overlap(0),
             "unmatched": found.unmatched,
             "borderline": found.borderline,
+            "switched": found.switched,
         }
     if found.likeness:
         figures["likeness_min"] = min(found.likeness)
@@ -112,37 +128,6 @@ def add_models(sources: Sequence[Path], home: Path) -> list[Path]:
             raise BadAnswer(f"{source} was not added: {error}") from error
         folders.append(added)
     return folders
-
-
-def random_classifier(home: Path, scenes: Scenes, pool: ThreadPoolExecutor) -> Path:
-    """ResNet-50 with random weights. Its last layer gives each class mean 0 and LOGIT_SPREAD over some scenes."""
-    folder = graph_folder.write(resnet50.MODEL, home, 0)
-    model, file = PlacedModel(folder, ON_CPU, threads=1), folder / "1" / "model.onnx"
-    step = max(1, len(scenes) // SCALE_ON)
-    numbers = range(0, len(scenes), step)
-    color = model.card.prepare_spec.color
-    session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-
-    def logits(number: int) -> object:
-        array = model.prepare(scenes.decoded(number, color)).array
-        return session.run(None, {model.card.input_name: array[np.newaxis]})[0]
-
-    rescale_last_layer(file, np.concatenate(list(pool.map(logits, numbers))))
-    return folder
-
-
-def rescale_last_layer(file: Path, logits: object) -> None:
-    """logits: (pictures, classes) of the file as it is. Its Gemm then gives mean 0 and LOGIT_SPREAD a class."""
-    values = np.asarray(logits, np.float64)
-    proto = onnx.load(file)
-    gemm = next(node for node in proto.graph.node if node.op_type == "Gemm")
-    weight, bias = (next(one for one in proto.graph.initializer if one.name == name) for name in gemm.input[1:3])
-    factor = LOGIT_SPREAD / np.maximum(values.std(axis=0), 1e-6)
-    new_weight = numpy_helper.to_array(weight) * factor[:, np.newaxis]
-    new_bias = (numpy_helper.to_array(bias) - values.mean(axis=0)) * factor
-    weight.CopyFrom(numpy_helper.from_array(new_weight.astype(np.float32), weight.name))
-    bias.CopyFrom(numpy_helper.from_array(new_bias.astype(np.float32), bias.name))
-    onnx.save(proto, file)
 
 
 def rounded_copy(folder: Path, target: Path) -> Path:
@@ -167,36 +152,57 @@ def variants_of(folder: Path, work: Path, *, is_gpu: bool, precisions: Sequence[
     return [Variant(f"CUDA {one.precision.name}", folder, one) for one in placements]
 
 
-def measure_model(
-    folder: Path, scenes: Scenes, ledger: PointLedger, pool: ThreadPoolExecutor, *, variants: Sequence[Variant],
-    rows: int,
-) -> None:  # fmt: skip
-    """Adds a run for each variant to the ledger; failures are recorded there, and the other variants still run."""
+def measure_model(folder: Path, run: Run, variants: Sequence[Variant], known: ModelReference | None = None) -> None:
+    """Adds a run for each variant to the ledger; failures are recorded there, and the other variants still run.
+
+    known: results of the CPU that were stored.
+    """
     with ExitStack() as stack:
+        models: dict[str, PlacedModel] = {}
         try:
             reference = stack.enter_context(PlacedModel(folder, ON_CPU, threads=1))
+            for variant in variants:
+                try:
+                    model = open_placed(variant.folder, variant.placement, threads=1)
+                    models[variant.name] = stack.enter_context(model)
+                except TrialFailed as error:
+                    note_failure(run.ledger, f"{folder.name}, {variant.name}: {error}")
+            opened = [*models.values()] if known is not None else [reference, *models.values()]
+            found = answers_of(opened, run.scenes, run.pool, rows=run.rows) if opened else []
         except TrialFailed as error:
-            note_failure(ledger, f"{folder.name} on the CPU: {error}")
+            note_failure(run.ledger, f"{folder.name}: {error}")
             return
-        models: dict[str, PlacedModel] = {}
-        for variant in variants:
-            try:
-                opened = open_placed(variant.folder, variant.placement, threads=1)
-                models[variant.name] = stack.enter_context(opened)
-            except TrialFailed as error:
-                note_failure(ledger, f"{folder.name}, {variant.name}: {error}")
-        try:
-            expected, *found = answers_of([reference, *models.values()], scenes, pool, rows=rows)
-        except TrialFailed as error:
-            note_failure(ledger, f"{folder.name}: {error}")
-            return
+    expected = known.answers if known is not None else found.pop(0)
     threshold = reference.card.layout_options.lowest_threshold()
-    for name, answers in zip(models, found, strict=True):
-        agreement = compare_answers(expected.results, answers.results, threshold=threshold)
-        figures = figures_of(agreement) | {"cpu_s": expected.run_s, "variant_s": answers.run_s}
-        ledger.add("agreement", 1, {"network": folder.name, "by": name}, figures, folder.name)
+    for (name, model), answers in zip(models.items(), found, strict=True):
+        agreement = compare_answers(expected.results, answers.results, threshold=threshold, rivals=expected.rivals)
+        figures = figures_of(agreement) | {"cpu_s": expected.run_s or math.nan, "variant_s": answers.run_s}
+        run.ledger.add("agreement", 1, {"network": folder.name, "by": name}, figures, folder.name)
+        run.ledger.facts[f"agreement {folder.name}, {name}"] = facts_of(model, agreement)
         print(f"agreement: {folder.name}, {name}: {agreement}; {agreement.disagreement or 'good'}", flush=True)
-    ledger.save()
+    run.ledger.save()
+
+
+def facts_of(model: PlacedModel, agreement: AnswerAgreement) -> str:
+    """What the product decides by these results, and how the engine ran it."""
+    facts = model.version.facts
+    served = f"not served: {agreement.disagreement}" if agreement.disagreement else "good enough to be served"
+    sizes = ";".join(map(str, facts.graph_batch_sizes)) or "none"
+    return "; ".join([served, f"graphs of {sizes}", *facts.fallbacks])
+
+
+def compute_reference(folders: Sequence[Path], scenes: Scenes, pool: ThreadPoolExecutor) -> Reference:
+    """The CPU's results of all models. Raises TrialFailed."""
+    here = conditions()
+    made = {name: here[name] for name in ("machine", "versions", "at")} | {"ONNX Runtime": ort.__version__}
+    models = {}
+    for folder in folders:
+        with PlacedModel(folder, ON_CPU, threads=1) as model:
+            (answers,) = answers_of([model], scenes, pool, rows=1)
+        extra = dict(np.load(folder / STATISTICS_FILE)) if (folder / STATISTICS_FILE).is_file() else {}
+        models[folder.name] = ModelReference(model_digest(folder), answers, extra)
+        print(f"agreement: {folder.name} on the CPU: {answers.run_s:.0f} s", flush=True)
+    return Reference(scenes.digest(), made, models)
 
 
 def note_failure(ledger: PointLedger, why: str) -> None:
@@ -215,6 +221,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--pictures", type=int, default=0, metavar="N", help="number of scenes, evenly spread [all]")
     add("--rows", type=int, default=8, metavar="N", help="pictures a call on the card [8]")
     add("--precision", type=Precision, nargs="+", default=PRECISIONS, metavar="P", help="fp32 tf32 fp16 [all]")
+    add("--reference", type=Path, metavar="FILE", help="the CPU's results, stored [computed here]")
+    add("--write-reference", type=Path, metavar="FILE", help="computes the CPU's results, stores them and ends")
     add("--no-classifier", dest="has_classifier", action="store_false", help="without the random ResNet-50")
     add("--no-gpu", dest="is_gpu", action="store_false", help="the CPU with rounded weights instead of the card")
     return parser.parse_args(arguments)
@@ -236,20 +244,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work, home = Path(folder), Path(folder) / "home"
         try:
             scenes = read_scenes(options.media, limit=options.pictures)
+            stored = usable_reference(options.reference, scenes)
             folders = add_models(options.models, home)
-        except BadAnswer as error:
+            if options.has_classifier:
+                known = stored.models.get(NAME) if stored else None
+                folders.append(random_classifier(home, scenes, pool, rows=options.rows, known=known))
+            if options.write_reference:
+                write_reference(options.write_reference, compute_reference(folders, scenes, pool))
+                return 0
+        except (BadAnswer, TrialFailed) as error:
             print(f"agreement: {error}", file=sys.stderr)
             return 1
-        if options.has_classifier:
-            folders.append(random_classifier(home, scenes, pool))
         ledger = PointLedger(options.json, conditions() | card_facts(is_gpu=options.is_gpu), "")
         print(f"agreement: {len(scenes)} pictures, {len(folders)} models", flush=True)
         ledger.facts |= {"agreement pictures": len(scenes), "agreement tie": TIE, "agreement border": BORDER}
+        ledger.facts |= {"agreement least IoU": LEAST_IOU}
+        run = Run(scenes, ledger, pool, options.rows)
         for model_folder in folders:
+            found = stored.find(model_folder) if stored else None
+            where = f"stored: {stored.origin}" if stored and found else "computed in this run"
+            ledger.facts[f"agreement {model_folder.name}, the CPU's results"] = where
             variants = variants_of(model_folder, work, is_gpu=options.is_gpu, precisions=options.precision)
-            measure_model(model_folder, scenes, ledger, pool, variants=variants, rows=options.rows)
+            measure_model(model_folder, run, variants, found)
         ledger.save()
     return 1 if ledger.failures else 0
+
+
+def usable_reference(file: Path | None, scenes: Scenes) -> Reference | None:
+    """The stored results, if they are of these pictures. Raises BadAnswer for another file."""
+    if file is None:
+        return None
+    stored = read_reference(file)
+    if stored.pictures == scenes.digest():
+        return stored
+    print(f"agreement: {file} is of other pictures: the CPU's results are computed here", file=sys.stderr, flush=True)
+    return None
 
 
 def _cores() -> int:

@@ -14,6 +14,12 @@ Key = Mapping[str, str | int]
 RAW_AND_SERVED = "raw and served"
 CHART_ENDINGS = {"chart": "", "plain-chart": "_plain"}  # by part
 _GROUPS = {"raw": RAW_AND_SERVED, "served": RAW_AND_SERVED, "jpeg rate": "jpeg"}
+_AGREEMENTS = {
+    "top1": "same top class",
+    "iou_p01": "1st percentile of the boxes' IoU",
+    "box_share": "share of boxes with an IoU of 0.98",
+    "likeness_min": "least cosine of vectors",
+}
 SAME = ("machine", "gpu versions", "slo_p99_ms")  # conditions that two runs in one file must share
 
 
@@ -173,7 +179,7 @@ def _agreements(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
     for by in dict.fromkeys(str(run.key["by"]) for run in of_agreement):
         same = [run for run in of_agreement if run.key["by"] == by]
         word = by.lower().replace(" ", "_")
-        for figure, what in (("top1", "same top class"), ("iou_p01", "1st percentile of the boxes' IoU")):
+        for figure, what in _AGREEMENTS.items():
             values = sorted((run.figures[figure], run.model) for run in same if figure in run.figures)
             of = f"{what}, {by} by the CPU in FP32, lowest of {len(values)} models"
             found += [row for value, model in values[:1] for row in ratio_row(model, f"{figure}_{word}", [value], of)]

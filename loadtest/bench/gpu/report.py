@@ -25,8 +25,9 @@ TITLES = {
     "jpeg": "JPEG over HTTP through `penstock up`, answered by classes",
     "image": "/image of a gateway with the embedded engine: one ONNX model on the GPU, and on the CPU with an instance "
     "a core",
-    "agreement": "Answers compared with the CPU's in FP32: boxes of one class by IoU (a box within the border of the "
-    "threshold may be missing), top classes without ties",
+    "agreement": "Answers compared with the CPU's in FP32: boxes of one class by IoU (borderline: a box within the "
+    "border of the threshold may be missing; switched: NMS may keep either of two boxes whose scores on the CPU are a "
+    "tie), top classes without ties",
 }
 _SHARES = ("util", "kernel_running", "in_time")
 

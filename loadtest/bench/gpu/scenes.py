@@ -1,5 +1,6 @@
 """Frames, photos and crops on which answers of two engines are compared: the same in every run."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,15 @@ class Scenes:
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def digest(self) -> str:
+        """SHA-256 of all pixels and crops."""
+        found = hashlib.sha256(repr(self._parts).encode())
+        for number in sorted({part.source for part in self._parts}):
+            pixels = np.ascontiguousarray(self._pictures[number])
+            found.update(repr(pixels.shape).encode())
+            found.update(pixels.data)
+        return found.hexdigest()
 
     def decoded(self, number: int, color: ColorFormat) -> DecodedImage:
         """That scene, as the gateway's decoder returns it."""
