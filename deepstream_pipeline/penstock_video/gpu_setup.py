@@ -15,7 +15,8 @@ from penstock.gpu.cards import ALL, GpusRefused, choose_cards
 from penstock.gpu.mps.control import PIPE_DIRECTORY, VISIBLE_CARDS
 from penstock.gpu.nvml import read_cards
 from penstock.gpu.video_engines import read_engines
-from penstock_video.errors import GpuFailed, GpuUnavailable
+from penstock_video.decode.cuvid import Cuvid
+from penstock_video.errors import GpuFailed, GpuUnavailable, NeedsCpu
 from penstock_video.gpu.device import Device
 from penstock_video.gpu.memory import CudaRing
 from penstock_video.infer.engine import Engine
@@ -23,6 +24,7 @@ from penstock_video.infer.network import Network
 from penstock_video.preprocess import device_rows
 from penstock_video.settings.models import GpuSettings
 from penstock_video.sources.decoder_cards import DecoderCard
+from penstock_video.sources.decoder_meter import DecoderMeter
 from penstock_video.sources.options import GpuSources
 from penstock_video.types import DecoderKind
 
@@ -33,11 +35,18 @@ _DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
 
 @dataclass(frozen=True, slots=True)
 class GpuSetup:
-    """device: None if the CPU decodes. absence: why there is no GPU; empty if there is one. cards: of several."""
+    """device: None if the CPU decodes. absence: why there is no GPU; empty if there is one. cards: known to NVML.
+    meter: of their decoders."""
 
     device: Device | None
     absence: str = ""
     cards: tuple[DecoderCard, ...] = ()
+    meter: DecoderMeter | None = None
+
+    def close(self) -> None:
+        """Ends the measurement."""
+        if self.meter is not None:
+            self.meter.close()
 
     def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
         """How the GPU decodes sources, or None and why not. Raises InferFailed for a required hand-over."""
@@ -54,6 +63,8 @@ class GpuSetup:
             cards=self.cards,
             has_pinned_processes=settings.has_pinned_processes and available_cores() >= LEAST_CORES,
         )
+        if self.meter is not None:
+            found = replace(found, read_decoders=self.meter.readings)
         if not choice.is_on_card:
             return found, ""
         new_ring = partial(_Ring, self.device)
@@ -75,16 +86,31 @@ def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: Card
     except GpusRefused as error:
         return GpuSetup(None, f"--gpus: {error}")
     log.info("the card decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
-    return GpuSetup(device, cards=cards)
+    if len(cards) == 1:
+        cards = (replace(cards[0], engines=_engines_of(device)),)
+    meter = DecoderMeter([one.card.uuid for one in cards]) if cards else None
+    if meter is not None:
+        meter.start()
+    return GpuSetup(device, cards=cards, meter=meter)
+
+
+def _engines_of(device: Device) -> int:
+    """Video decoders of the opened GPU; 0 if unknown."""
+    device.bind()
+    try:
+        return Cuvid().limits_of("h264")["num_decoder_engines"]
+    except NeedsCpu:
+        return 0
 
 
 def decoder_cards(settings: GpuSettings, engines: CardEngines) -> tuple[DecoderCard, ...]:
-    """The cards of `gpus`, if they are several; they are then all that CUDA sees here. Raises GpusRefused."""
+    """The cards of `gpus`. Several are then all that CUDA sees here; of a single one `engines` is not known yet. Raises
+    GpusRefused."""
     cards = choose_cards(settings.gpus, read_cards(), os.environ.get(VISIBLE_CARDS))
     if settings.gpus != ALL or len(cards) > 1:
         os.environ[VISIBLE_CARDS] = ",".join(card.uuid for card in cards)
     if len(cards) < 2:
-        return ()
+        return tuple(DecoderCard(card, 0) for card in cards)
     mps = {each.uuid: each.mps_directory for each in engines.engines if each.mps_directory}
     found = []
     for card in cards:

@@ -82,8 +82,9 @@ class SourceStatistics:
     reason: why it is not running, else empty. fps: decoded over the last seconds. frames: decoded so far. frames_total:
     of a file, None if unknown. inferred: frames that the network answered. drops: by DropReason. latency_s: median from
     packet to sinks, over the last seconds; None before the first frame. position_s, duration_s: in a file. active_s:
-    from first to last frame. decoder: cpu or nvdec, empty until it is open. counts: FrameAnalytics.counts of the last
-    frame. events: totals by event_keys. is_recordable: its packets fit into MP4, so that events can have a film.
+    from first to last frame. decoder: cpu or nvdec, empty until it is open. decoder_reason: why the CPU decodes a
+    source that a GPU might. counts: FrameAnalytics.counts of the last frame. events: totals by event_keys.
+    is_recordable: its packets fit into MP4, so that events can have a film.
     """
 
     source_id: str
@@ -110,6 +111,7 @@ class SourceStatistics:
     is_loop: bool = False
     active_s: float = 0.0
     decoder: str = ""
+    decoder_reason: str = ""
     is_recordable: bool = True
 
 

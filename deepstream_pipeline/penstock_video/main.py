@@ -207,6 +207,7 @@ class Program:
         if not is_whole and grace_s > 0:
             log.error("not everything was finished in time", seconds=grace_s)
         self._engine.close(max(until - time.monotonic(), 1.0))
+        self._card.close()
 
 
 class _Page:

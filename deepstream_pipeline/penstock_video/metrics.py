@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -68,6 +69,8 @@ TABLE = (
     Declaration("decoder", _G, "1 for the decoder of a source's pictures, 0 for the others.", ("source", "decoder")),
     Declaration("decoder_shared", _G, "1 while a source shares its NVDEC decoder with another one.", ("source",)),
     Declaration("decoder_mismatches_total", _C, "Times that pictures of a shared decoder were wrong.", ("source",)),
+    Declaration("decoder_utilization", _G, "Share of time that a card's NVDEC decoders are busy.", ("card",)),
+    Declaration("decoder_refusals_total", _C, "Times that cards whose decoders are full refused a source."),
     Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
     Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
     Declaration("glass_to_event_seconds", _H, "From a frame's packet's coming to its result.", ("source",), SECONDS),
@@ -167,6 +170,7 @@ class VideoMetrics:
         self._sources: dict[str, _Source] = {}
         self._sinks: dict[str, _Sink] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._refusals = 0
 
     def _declared(self, row: Declaration) -> Any:
         buckets = {"buckets": row.buckets} if row.buckets else {}
@@ -237,6 +241,16 @@ class VideoMetrics:
     def decode_processes(self, decoder: str, n: int) -> None:
         """Sets the number of decode processes with this decoder."""
         self._all["decode_processes"].labels(decoder).set(n)
+
+    def cards(self, utilisation: Mapping[str, float | None], refusals: int) -> None:
+        """Sets the utilisation of each card's decoders, None if it is not known, and counts sources that were refused.
+        refusals: so far."""
+        for card, share in utilisation.items():
+            if share is not None:
+                self._all["decoder_utilization"].labels(card).set(share)
+        with self._lock:
+            more, self._refusals = refusals - self._refusals, refusals
+        self._all["decoder_refusals_total"].inc(more)
 
     def rows(self, n: int, *, on_device: bool) -> None:
         """Counts rows sent to the engine, by memory: GPU or host."""

@@ -135,9 +135,11 @@ def test_status_command_asks_gateway_and_video_program(stand_in: StandIn, monkey
     stand_in.key = "secret"
     answers(stand_in, "/v1/system", report())
     stream = {"source_id": "door", "state": "reconnecting", "reason": "timeout", "fps": 0.0, "drops": {"late": 2}}
-    answers(stand_in, "/v1/streams", {"streams": [stream]})
+    refused = {"source_id": "gate", "state": "running", "fps": 25.0, "decoder_reason": "the video decoders are full"}
+    answers(stand_in, "/v1/streams", {"streams": [stream, refused]})
     result = run("status")
     assert result.exit_code == 0
+    assert "gate running  25.0 fps  decoded by the CPU: the video decoders are full" in result.stdout
     assert "door reconnecting  0.0 fps, 2 dropped  timeout" in result.stdout
     answers(stand_in, "/v1/system", report(is_ready=False, reason="draining"))
     result = run("status", "--json")

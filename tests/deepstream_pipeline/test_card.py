@@ -163,6 +163,7 @@ def test_several_cards_decode_each_by_processes_that_see_it_alone(monkeypatch: p
     assert asked == ["GPU-2", "GPU-0"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-0"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert card.decoder_cards(GpuSettings(gpus="1"), stack) == ()
+    (only,) = card.decoder_cards(GpuSettings(gpus="1"), stack)
+    assert (only.card.label, only.engines, dict(only.environ)) == ("GPU 1", 0, {})
     monkeypatch.setattr(card, "_what_is_missing", lambda: "")
     assert "has '0', which CUDA_VISIBLE_DEVICES=GPU-1 hides" in open_gpu(GpuSettings(gpus="0"), AUTO).absence

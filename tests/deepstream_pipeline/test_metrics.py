@@ -37,6 +37,7 @@ def filled() -> VideoMetrics:
     metrics = VideoMetrics()
     fill(metrics, "door")
     metrics.decode_processes("nvdec", 2)
+    metrics.cards({"GPU 0": 0.75, "GPU 1": None}, 3)
     metrics.rows(5, on_device=True)
     metrics.mux_wait(0.01)
     metrics.batch(4, CloseReason.TIMEOUT)
@@ -71,6 +72,8 @@ def test_page_holds_every_row_of_the_table() -> None:
         'penstock_video_decoder_shared{source="door"} 1.0',
         'penstock_video_decoder_mismatches_total{source="door"} 1.0',
         'penstock_video_decode_processes{decoder="nvdec"} 2.0',
+        'penstock_video_decoder_utilization{card="GPU 0"} 0.75',
+        "penstock_video_decoder_refusals_total 3.0",
         'penstock_video_rows_total{hand_over="device"} 5.0',
         'penstock_video_rows_total{hand_over="host"} 0.0',
         'penstock_video_decode_seconds_count{source="door"} 3.0',

@@ -231,6 +231,7 @@ class Stream(BaseModel):
     height: int
     codec: str
     decoder: str
+    decoder_reason: str
     is_live: bool
     is_frozen: bool
     latency_s: float | None

@@ -284,7 +284,7 @@ class Pipeline:
 
     def metrics_page(self) -> bytes:
         """The current metrics in Prometheus' text format."""
-        self._gauges.refresh(self._sources.snapshot(), self._sources.processes())
+        self._gauges.refresh(self._sources.snapshot(), self._sources.processes(), *self._sources.cards())
         return self._parts.metrics.page()
 
     def rules(self, source_id: str) -> object:

@@ -12,7 +12,8 @@ from penstock_video.interfaces import SourceStatistics
 from penstock_video.metrics import DECODERS, VideoMetrics
 from penstock_video.runner.dispatch import Dispatcher, StreamPipeline
 from penstock_video.runner.recorder import SmartRecorder
-from penstock_video.sources.lifecycle import TAKEN_OUT, WAITS_FOR_CARD
+from penstock_video.sources.decoder_cards import CardSnapshot
+from penstock_video.sources.lifecycle import TAKEN_OUT, WAITS_FOR_CARD, WAITS_FOR_READING
 from penstock_video.sources.options import ProcessSnapshot, SourceSnapshot
 from penstock_video.sources.protocol import Beat, Opened, Recorded
 from penstock_video.types import DropReason, SourceState
@@ -49,7 +50,15 @@ class SourceGauges:
         self._metrics.decode_s(source_id, max(decode_s, 0.0) / frames, frames)
         self._metrics.prepare_s(source_id, max(prepare_s, 0.0) / frames, frames)
 
-    def refresh(self, snapshots: Iterable[SourceSnapshot], processes: Sequence[ProcessSnapshot]) -> None:
+    def refresh(
+        self,
+        snapshots: Iterable[SourceSnapshot],
+        processes: Sequence[ProcessSnapshot],
+        cards: Sequence[CardSnapshot] = (),
+        refusals: int = 0,
+    ) -> None:
+        """refusals: of sources by cards whose decoders were full, so far."""
+        self._metrics.cards({card.label: card.utilisation for card in cards}, refusals)
         for decoder in DECODERS:
             self._metrics.decode_processes(decoder, sum(process.decoder == decoder for process in processes))
         for snapshot in snapshots:
@@ -103,7 +112,7 @@ class SourceEvents:
 
     def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
         self._parts.metrics.state(source_id, state)
-        if state is SourceState.CONNECTING and reason in ("", WAITS_FOR_CARD):
+        if state is SourceState.CONNECTING and reason in ("", WAITS_FOR_CARD, WAITS_FOR_READING):
             return
         if state is SourceState.PAUSED:  # by a user: earlier trouble still counts
             log.info("source", source=source_id, state=state.value)
@@ -157,6 +166,7 @@ def statistics_of(way: StreamPipeline) -> SourceStatistics:
         height=opened.height if opened is not None else 0,
         codec=opened.codec if opened is not None else "",
         decoder=opened.decoder if opened is not None else "",
+        decoder_reason=snapshot.decoder_reason if snapshot is not None else "",
         is_live=opened.is_live if opened is not None else is_live(config.uri),
         is_frozen=snapshot.is_frozen if snapshot is not None else False,
         latency_s=way.typical_latency_s(),

@@ -261,6 +261,8 @@ class DecodeHosts:
 
     def tick(self, now: float) -> None:
         """Runs due actions; call it about once a second."""
+        if self.options.gpu is not None:
+            self.cards.measured(self.options.gpu.read_decoders())
         for host in list(self._hosts):
             if not host.look(now):
                 self._hosts.remove(host)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock_video.backoff import Backoff
+from penstock_video.decode.uri import UriKind, kind_of, seems_live
+from penstock_video.errors import SourceNotAllowed
 from penstock_video.sources.pace import MARGIN_FPS, Pace, Stillness
 from penstock_video.sources.protocol import EndReason
-from penstock_video.types import SourceState
+from penstock_video.types import SourceConfig, SourceState
 
 START_MARGIN_S = 5.0  # for the process to start, before it connects to the source
 GRACE_S = 2.0  # for a process to end, after we asked or it reported its end
@@ -16,6 +18,8 @@ AUTH_RETRY_S = 60.0
 TAKEN_OUT = "taken out"  # the reason of a removed source
 WAITING_BEATS_S = 3.0  # of a source that waits for its turn, which is reported each second
 WAITS_FOR_CARD = "waits for its turn at the card, which makes one decoder at a time"
+WAITS_FOR_READING = "waits until the load of the card's decoders is measured"
+POSTPONED_S = 1.0
 FILE_ATTEMPTS = 2  # for a file without frames yet: what kills its decoder once will kill it again
 _FOR_GOOD = (EndReason.NOT_ALLOWED, EndReason.NEEDS_CPU)
 _BY_CPU = (EndReason.NEEDS_CPU, EndReason.NO_CARD)
@@ -45,6 +49,25 @@ class LifecycleOptions:
     expected_fps: float | None = None
     frozen_after_s: float = 30.0
     may_use_cpu: bool = True
+
+    @classmethod
+    def of(cls, config: SourceConfig, *, may_use_cpu: bool) -> "LifecycleOptions":
+        """The options of a configured source."""
+        try:
+            is_local = kind_of(config.uri) is UriKind.FILE
+        except SourceNotAllowed:
+            is_local = True
+        return cls(
+            is_live=seems_live(config.uri),
+            is_local=is_local,
+            is_loop=config.is_loop,
+            reconnect_interval_s=config.reconnect_interval_s,
+            reconnect_attempts=config.reconnect_attempts,
+            open_timeout_s=config.open_timeout_s,
+            expected_fps=config.expected_fps,
+            frozen_after_s=config.frozen_after_s,
+            may_use_cpu=may_use_cpu,
+        )
 
 
 class _Phase(Enum):
@@ -140,14 +163,23 @@ class SourceLifecycle:
         self.state = SourceState.STALLED
         return self.kill(f"no frame for {options.reconnect_interval_s:g} s")
 
+    def postpone(self, now: float) -> None:
+        """Starts no process yet: the decoders are measured first."""
+        self._due, self.reason = now + POSTPONED_S, WAITS_FOR_READING
+
     def started(self, now: float) -> None:
         self._forget_process()
         self.restarts += int(self._is_restart)
         self._phase, self._due = _Phase.OPENING, now + self._options.open_timeout_s + START_MARGIN_S
         if self.state is SourceState.STALLED:
             self.state = self._unconnected()
-        if self.reason == WAITS_FOR_CARD:
+        if self.reason in (WAITS_FOR_CARD, WAITS_FOR_READING):
             self.reason = ""
+
+    def refused(self, now: float, text: str) -> None:
+        """Records that no card has room for it, after `started`."""
+        self.end_reported(now, EndReason.NO_CARD, text)
+        self.process_ended(now, "")
 
     def opened(self, now: float, fps: float, *, is_live: bool) -> None:
         """Records that the process opened the source, or the stream changed. fps: of the stream, 0 if unknown."""

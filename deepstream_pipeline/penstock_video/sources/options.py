@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock_video.sources.admission import DecoderReading
 from penstock_video.sources.decoder_cards import DecoderCard
 from penstock_video.sources.protocol import Beat, Opened, Recorded
 from penstock_video.types import DeviceRow, PreparedFrame, SourceConfig, SourceState
@@ -36,12 +37,17 @@ def _never() -> bool:
     return False
 
 
+def _unmeasured() -> Sequence[DecoderReading | None]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class GpuSources:
     """How the GPU decodes sources.
 
-    cameras_per_process: maximum; they restart together. device: GPU index. cards: of several GPUs, which share the
-    sources; new_device_ring is then for those on the GPU at position `device`. new_device_ring: creates a ring of slots
+    cameras_per_process: maximum; they restart together. device: GPU index. cards: the GPU, if it is known to NVML, or
+    several, which share the sources; new_device_ring is then for those on the GPU at position `device`. read_decoders:
+    newest reading of each of `cards`. new_device_ring: creates a ring of slots
     and bytes per slot; rows use host memory if it is None or raises GpuFailed. is_card_lost: whether rows in GPU memory
     are no longer usable. has_pinned_processes: each process reserves a core, if one is free. command: of a shared
     process, before device, 1 or 0 for pinning, and the socket's descriptor.
@@ -50,6 +56,7 @@ class GpuSources:
     cameras_per_process: int = 16
     device: int = 0
     cards: tuple[DecoderCard, ...] = ()
+    read_decoders: Callable[[], Sequence[DecoderReading | None]] = _unmeasured
     new_device_ring: Callable[[int, int], DeviceRing] | None = None
     is_card_lost: Callable[[], bool] = _never
     has_pinned_processes: bool = True
@@ -137,7 +144,8 @@ class SourceSnapshot:
     """State of a source. fps: decoded over the last seconds. frames: decoded by all processes. drops: by
     types.DropReason, before frames reached the parent. pts_s: of the last frame. opened: None before the first time.
     decode_s, prepare_s: CPU seconds. start_s: from the last process's start until it opened the source, or sent a beat.
-    waiting_frames: received and not released. pid: of its process, or None. is_open: whether it can be recorded now."""
+    waiting_frames: received and not released. pid: of its process, or None. is_open: whether it can be recorded now.
+    decoder_reason: why the CPU decodes a source that a GPU might."""
 
     config: SourceConfig
     state: SourceState
@@ -156,6 +164,7 @@ class SourceSnapshot:
     waiting_frames: int = 0
     pid: int | None = None
     is_open: bool = False
+    decoder_reason: str = ""
 
     @property
     def decoder(self) -> str:

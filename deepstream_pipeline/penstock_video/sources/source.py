@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from penstock_video.decode.uri import Secrets, UriKind, kind_of, policy_of, seems_live
-from penstock_video.errors import GpuFailed, GpuUnavailable, PipelineError, SourceNotAllowed
+from penstock_video.decode.uri import Secrets, policy_of
+from penstock_video.errors import GpuFailed, PipelineError
+from penstock_video.sources.admission import Verdict, cost_of
 from penstock_video.sources.decode_host import DecodeHosts, DecoderChoice
-from penstock_video.sources.decoder_cards import FULL
 from penstock_video.sources.feed import Feed, FrameNumbers, RowRings, SourceCounts
 from penstock_video.sources.lifecycle import Action, LifecycleOptions, SourceLifecycle
 from penstock_video.sources.options import DeviceRing, SourceListener, SourceNeeds, SourceSnapshot
@@ -64,11 +64,10 @@ class Source:
         self._hosts = hosts
         gpu, absence = hosts.options.gpu, hosts.options.gpu_absence
         self._choice = DecoderChoice(config.decoder, absence if gpu is None else None)
-        self._decoder = DecoderKind.CPU
+        self._decoder, self._decoder_reason = DecoderKind.CPU, ""
         self._rings = RowRings(self._new_device_ring)
-        self.watch = SourceLifecycle(
-            _lifecycle_options(config, may_use_cpu=self._choice.may_use_cpu), now, random.random
-        )
+        options = LifecycleOptions.of(config, may_use_cpu=self._choice.may_use_cpu)
+        self.watch = SourceLifecycle(options, now, random.random)
         self._want = Want(needs.wants_images, needs.image_interval_s)
         self._policy = policy_of(config)
         self._is_waiting_for_room = self._policy is DropPolicy.BLOCK
@@ -103,7 +102,8 @@ class Source:
 
     def start(self, now: float) -> None:
         """Starts its process. A failure is retried like a process that dies."""
-        self.watch.started(now)
+        if not self._choose_decoder(now):
+            return
         self._started_at, self._start_s = now, None
         try:
             process, device_ring = self._begin(now)
@@ -233,6 +233,7 @@ class Source:
             waiting_frames=len(feed.outside) if feed is not None else 0,
             pid=process.pid if process is not None else None,
             is_open=watch.is_taken,
+            decoder_reason=self._decoder_reason,
         )
 
     # inside
@@ -278,7 +279,7 @@ class Source:
             if not has_other_card:
                 (self._choice.needs_cpu if reason is EndReason.NEEDS_CPU else self._choice.has_no_card)(now)
             if self._choice.may_use_cpu and not has_other_card:
-                log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=text)
+                self._leave_card(text)
         self.watch.end_reported(now, reason, text)
 
     def _lost(self, reason: DropReason, count: int) -> None:
@@ -290,7 +291,8 @@ class Source:
         if opened.decoder != self._decoder:
             raise BrokenPromise(f"its process decodes by {opened.decoder[:16]!r}, not by {self._decoder}")
         self._opened = opened
-        self._hosts.cards.opened(self.source_id, opened.width * opened.height * opened.fps)
+        cost = cost_of(opened.width, opened.height, opened.fps, opened.codec)
+        self._hosts.cards.opened(self.source_id, cost, now)
         self.watch.opened(now, opened.fps, is_live=opened.is_live)
         self._listener.on_opened(self.source_id, opened)
         self.tell()
@@ -313,14 +315,34 @@ class Source:
         except BrokenPromise as error:
             self._do(self.watch.kill(str(error)))
 
+    def _choose_decoder(self, now: float) -> bool:
+        """Chooses the decoder. False if no process is to be started now: it is decided later, or no card has room."""
+        self._decoder = self._choice.kind(now)
+        if self._decoder is DecoderKind.NVDEC:
+            admission = self._hosts.cards.choose(self.source_id, now)
+            if admission.verdict is Verdict.WAIT:
+                self.watch.postpone(now)
+                self.tell()
+                return False
+            self._decoder_reason = ""
+            if admission.verdict is Verdict.REFUSE:
+                self._choice.has_no_card(now)
+                self._decoder = self._choice.kind(now)
+                if self._decoder is DecoderKind.NVDEC:
+                    self.watch.started(now)
+                    self.watch.refused(now, admission.reason)
+                    self.tell()
+                    return False
+                self._leave_card(admission.reason)
+        self.watch.started(now)
+        return True
+
+    def _leave_card(self, reason: str) -> None:
+        self._decoder_reason = reason
+        log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=reason)
+
     def _begin(self, now: float) -> tuple[ProcessLink, DeviceRing | None]:
         """Starts a run with the current decoder. Raises OSError and PipelineError."""
-        self._decoder = self._choice.kind(now)
-        if self._decoder is DecoderKind.NVDEC and not self._hosts.cards.choose(self.source_id, now):
-            self._choice.has_no_card(now)
-            self._decoder = self._choice.kind(now)
-            if self._decoder is DecoderKind.NVDEC:
-                raise GpuUnavailable(FULL)
         device_ring = self._device_ring()
         try:
             start = self._start_record(now, device_ring)
@@ -381,21 +403,3 @@ class Source:
             allowed_outbound=options.allowed_outbound,
             is_from_api=config.is_from_api,
         )
-
-
-def _lifecycle_options(config: SourceConfig, *, may_use_cpu: bool) -> LifecycleOptions:
-    try:
-        is_local = kind_of(config.uri) is UriKind.FILE
-    except SourceNotAllowed:
-        is_local = True
-    return LifecycleOptions(
-        is_live=seems_live(config.uri),
-        is_local=is_local,
-        is_loop=config.is_loop,
-        reconnect_interval_s=config.reconnect_interval_s,
-        reconnect_attempts=config.reconnect_attempts,
-        open_timeout_s=config.open_timeout_s,
-        expected_fps=config.expected_fps,
-        frozen_after_s=config.frozen_after_s,
-        may_use_cpu=may_use_cpu,
-    )

@@ -10,6 +10,7 @@ import structlog
 
 from penstock_video.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from penstock_video.sources.decode_host import DecodeHosts
+from penstock_video.sources.decoder_cards import CardSnapshot
 from penstock_video.sources.options import ProcessSnapshot, SourceListener, SourceNeeds, SourceSnapshot, SourcesOptions
 from penstock_video.sources.process import ProcessLink, ProcessSelector, WakeUp
 from penstock_video.sources.protocol import Cut, Want
@@ -167,6 +168,10 @@ class Sources:
         of_many = {process.pid for process in shared}
         pids = [process.pid for source in list(self._sources.values()) if (process := source.process) is not None]
         return shared + tuple(ProcessSnapshot(pid, "cpu", 1) for pid in pids if pid not in of_many)
+
+    def cards(self) -> tuple[tuple[CardSnapshot, ...], int]:
+        """The cards that decode, and how often they refused a source."""
+        return self._hosts.cards.snapshots(), self._hosts.cards.refusals
 
     def close(self, timeout_s: float) -> bool:
         """Ends every source. Returns whether all ended in time. No process, thread or descriptor is left."""

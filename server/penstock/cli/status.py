@@ -35,6 +35,7 @@ class StreamSummary(msgspec.Struct, frozen=True):
     fps: float = 0.0
     latency_s: float | None = None
     drops: dict[str, int] = {}
+    decoder_reason: str = ""
 
 
 class StreamList(msgspec.Struct, frozen=True):
@@ -189,7 +190,8 @@ def _stream_lines(streams: list[StreamSummary]) -> Iterator[Text]:
         lag = "" if stream.latency_s is None else f", {1000 * stream.latency_s:.0f} ms behind"
         drops = sum(stream.drops.values())
         line.append(f"  {stream.fps:.1f} fps{lag}{f', {drops} dropped' if drops else ''}")
-        yield line.append(f"  {one_line(stream.reason)}" if stream.reason else "", "yellow")
+        reason = stream.reason or (f"decoded by the CPU: {stream.decoder_reason}" if stream.decoder_reason else "")
+        yield line.append(f"  {one_line(reason)}" if reason else "", "yellow")
     if len(streams) > SHOWN_STREAMS:
         yield Text(f"and {len(streams) - SHOWN_STREAMS} more")
 

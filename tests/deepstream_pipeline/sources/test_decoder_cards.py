@@ -1,6 +1,7 @@
 """Sources over several cards: who decodes which, and what becomes of those whose card is gone or full."""
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from penstock.gpu.cards import Card
 from penstock.gpu.placement import PIXELS_PER_DECODER_S
+from penstock_video.sources.admission import DecoderReading, Verdict
 from penstock_video.sources.decoder_cards import CARD_GONE_FOR_S, DecoderCard, DecoderCards
 from penstock_video.sources.options import GpuSources
 from penstock_video.types import DecoderKind, SourceState
@@ -21,12 +23,16 @@ CARDS = tuple(
 HALF = 0.5 * PIXELS_PER_DECODER_S
 
 
+def takes(cards: DecoderCards, source_id: str, now: float = 0.0) -> bool:
+    return cards.choose(source_id, now).verdict is Verdict.ADMIT
+
+
 def placed(*source_ids: str) -> DecoderCards:
     """Sources that each take half of a card's decoder."""
     cards = DecoderCards(CARDS)
     for source_id in source_ids:
-        assert cards.choose(source_id, 0.0)
-        cards.opened(source_id, HALF)
+        assert takes(cards, source_id)
+        cards.opened(source_id, HALF, 0.0)
     return cards
 
 
@@ -34,13 +40,14 @@ def test_sources_are_spread_and_return_to_their_card() -> None:
     """By the rate that they had; a source without a process takes no room, and finds its card again."""
     cards = placed(*"abcd")
     assert [cards.position(name) for name in "abcd"] == [0, 1, 0, 1]
-    assert not cards.choose("e", 0.0)
+    assert not takes(cards, "e")
+    assert cards.refusals == 1
     cards.leave("c")
     assert cards.position("c") is None
-    assert cards.choose("e", 0.0)
+    assert takes(cards, "e")
     assert cards.position("e") == 0
     cards.forget("e")
-    assert cards.choose("c", 0.0)
+    assert takes(cards, "c")
     assert cards.position("c") == 0
     assert cards.environ("c") == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
 
@@ -51,18 +58,64 @@ def test_source_whose_card_is_gone_moves_while_another_has_room() -> None:
     for name, has_other in (("a", True), ("c", True)):
         assert cards.avoid(name, 1.0) is has_other
         cards.leave(name)
-    assert cards.choose("a", 1.0)
+    assert takes(cards, "a", 1.0)
     assert (cards.position("a"), cards.position("b")) == (1, 1)
-    assert not cards.choose("c", 1.0)
-    assert cards.choose("c", 1.0 + CARD_GONE_FOR_S)
+    assert not takes(cards, "c", 1.0)
+    assert takes(cards, "c", 1.0 + CARD_GONE_FOR_S)
     assert cards.position("c") == 0
 
 
 def test_one_card_has_every_source_and_no_variables() -> None:
     """As without the choice: its driver says when it is full."""
     cards = DecoderCards(CARDS[:1])
-    assert cards.choose("a", 0.0)
+    assert takes(cards, "a")
     assert (cards.position("a"), dict(cards.environ("a")), cards.avoid("a", 0.0)) == (None, {}, False)
+
+
+def test_measured_load_decides_and_waits_for_sources_that_it_does_not_show() -> None:
+    """Cameras that were opened a moment ago count beside the reading, so that not too many are admitted at once."""
+    cards = DecoderCards(CARDS[:1])
+    cards.measured([DecoderReading(0.4, 0.0)])
+    assert takes(cards, "a")
+    cards.opened("a", HALF, 1.0)
+    cards.measured([DecoderReading(0.45, 2.0)])
+    assert cards.choose("b", 2.0).verdict is Verdict.WAIT
+    cards.measured([DecoderReading(0.9, 6.5)])
+    refused = cards.choose("b", 6.5)
+    assert refused.verdict is Verdict.REFUSE
+    assert refused.reason.startswith("the video decoders are full (GPU 0: 90% busy with 1 streams of this program; ")
+    assert "this one adds 50.0%, the limit is 97%); use fewer streams" in refused.reason
+    assert cards.snapshots()[0].utilisation == 0.9
+    assert takes(cards, "b", 60.0), "the reading is too old to refuse by it"
+
+
+def test_measured_load_of_other_programs_moves_a_source_to_the_other_card() -> None:
+    """The placement uses what NVML reads, not only the streams of this program."""
+    cards = DecoderCards(CARDS)
+    cards.measured([DecoderReading(0.8, 0.0), DecoderReading(0.1, 0.0)])
+    assert takes(cards, "a")
+    assert cards.position("a") == 1
+
+
+def test_source_that_a_full_card_refuses_shows_the_reason_and_is_decoded_by_the_cpu_or_tried_again() -> None:
+    """With `auto` the CPU decodes it at once; with `nvdec` it is retried, and runs once the card has room."""
+    busy = [0.99]
+    read = lambda: [DecoderReading(busy[0], time.monotonic())]  # noqa: E731
+    options = replace(OPTIONS, gpu=GpuSources(command=SHARED, cards=CARDS[:1], read_decoders=read))
+    event_log = EventLog()
+    with running(event_log, options) as sources:
+        sources.add(camera("live?fps=25", "a", decoder=DecoderKind.AUTO), NEEDS)
+        event_log.wait_for("opened", 1, "a")
+        assert one(sources, "a").decoder == "cpu"
+        assert one(sources, "a").decoder_reason.startswith("the video decoders are full (GPU 0: 99% busy")
+        sources.add(camera("live?fps=25", "b", decoder=DecoderKind.NVDEC), NEEDS)
+        event_log.wait(lambda: one(sources, "b").reason.startswith("the video decoders are full"))
+        assert one(sources, "b").pid is None
+        busy[0] = 0.5
+        event_log.wait_for("opened", 1, "b")
+        assert (one(sources, "b").decoder, one(sources, "b").decoder_reason) == ("nvdec", "")
+        snapshots, refusals = sources.cards()
+        assert (snapshots[0].label, refusals >= 2) == ("GPU 0", True)
 
 
 def environ_of(pid: int | None) -> str:
