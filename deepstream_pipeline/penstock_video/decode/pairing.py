@@ -16,9 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock_video.decode.cuvid import (
     CHROMA_420,
     CURRENT,
@@ -90,26 +87,33 @@ class PictureIndices:
 
     def __init__(self, codec: str, base: int) -> None:
         self._base, self._is_forgetful = base, codec == "hevc"
-        self._copy: npt.NDArray[np.int32] = np.zeros(PICTURE_BYTES // 4, np.int32)
-        self._references = self._copy[REFERENCES[codec]]
-        self._address = self._copy.ctypes.data
+        self._copy = (ctypes.c_int * (PICTURE_BYTES // 4))()  # faster than numpy for so few numbers
+        self._places = range(PICTURE_BYTES // 4)[REFERENCES[codec]]
+        self._address = ctypes.addressof(self._copy)
         self.held: tuple[int, ...] = ()
 
     @property
     def current(self) -> int:
         """Surface of the last picture, moved."""
-        return int(self._copy[CURRENT])
+        return self._copy[CURRENT]
 
     def moved(self, address: int, others: Sequence[int]) -> int:
         """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call. others: `held` of the
         decoder's other stream. The decoder forgets what an HEVC picture does not name, so they are named, unused."""
+        copy, base = self._copy, self._base
         ctypes.memmove(self._address, address, PICTURE_BYTES)
-        self._copy[CURRENT] += self._base
-        np.add(self._references, self._base, out=self._references, where=self._references >= 0)
+        copy[CURRENT] += base
+        used, unused = [], []
+        for place in self._places:
+            index = copy[place]
+            if index < 0:
+                unused.append(place)
+            else:
+                copy[place] = index + base
+                used.append(index + base)
         if self._is_forgetful:
-            used = self._references[self._references >= 0].tolist()
-            unused = np.flatnonzero(self._references < 0)[: len(others)]
-            self._references[unused] = others[: unused.size]
+            for place, other in zip(unused, others, strict=False):
+                copy[place] = other
             self.held = (*used, self.current)
         return self._address
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,6 +75,9 @@ class _Slot:
         self._give_back(number)
 
 
+_aspect_of = lru_cache(maxsize=64)(Fraction)  # constructing one takes 10 µs
+
+
 class Feed:
     """Frames of one process. give_back: called with a slot, from any thread. outside: slots in use."""
 
@@ -125,7 +129,7 @@ class Feed:
             ready.segment,
             ready.is_corrupt,
             ready.digest,
-            Fraction(*ready.sample_aspect),
+            _aspect_of(*ready.sample_aspect),
         )
         return PreparedFrame(frame, row, _Slot(ready.slot, self._give_back))
 
