@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.engines.torch_serving.config import PictureSpec
 from penstock.engines.torch_serving.picture_kernel import NO_PICTURE, SOURCE, PixelLayout, kernel_row
+from penstock.engines.torch_serving.picture_spec import PictureSpec
 
 _CUDA_WORDS = """
 #include <math.h>

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.engines.torch_serving.config import PictureFit, PictureSpec
 from penstock.engines.torch_serving.picture_kernel import PixelLayout
+from penstock.engines.torch_serving.picture_spec import PictureFit, PictureSpec
 from penstock.vision import spec as vision
 from penstock.vision.decode import DecodedImage, upright
 from penstock.vision.preprocess import _tables, prepare

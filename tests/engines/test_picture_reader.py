@@ -16,7 +16,7 @@ pytest.importorskip("torchvision", reason="torchvision is not installed")
 from torchvision.io import ImageReadMode, decode_jpeg  # noqa: E402  behind the skips
 
 from penstock.engines.torch_serving import nvjpeg, pictures  # noqa: E402
-from penstock.engines.torch_serving.config import PictureFit  # noqa: E402
+from penstock.engines.torch_serving.picture_spec import PictureFit  # noqa: E402
 from penstock.engines.torch_serving.pictures import PictureReader, pieces, value_table  # noqa: E402
 from penstock.vision.decode import decode  # noqa: E402
 from penstock.vision.preprocess import _tables, prepare  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engines.torch_serving.config import picture_spec
+from penstock.engines.torch_serving.picture_spec import picture_spec
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Datatype

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: `make gpu` builds the environment that has it")
 pytest.importorskip("torchvision", reason="torchvision is not installed")
 
-from penstock.engines.torch_serving.config import TorchRequestError  # noqa: E402  behind the skips
+from penstock.engines.torch_serving.parameters import TorchRequestError  # noqa: E402  behind the skips
 from penstock.engines.torch_serving.session_pictures import SessionPictures  # noqa: E402
 from penstock.vision.decode import decode  # noqa: E402
 from penstock.vision.preprocess import prepare  # noqa: E402

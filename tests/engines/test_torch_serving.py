@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.engines.torch_serving.config import TorchLoadError, TorchRequestError, engine_spec
+from penstock.engines.torch_serving.config import engine_spec
+from penstock.engines.torch_serving.parameters import TorchLoadError, TorchRequestError
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 

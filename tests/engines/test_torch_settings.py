@@ -9,16 +9,15 @@ import pytest
 
 from penstock.engines.torch_serving.config import (
     EngineSpec,
-    PictureFit,
-    PictureSpec,
     Precision,
-    TorchLoadError,
     bucket_for,
     default_buckets,
     engine_spec,
     thread_percentage,
 )
 from penstock.engines.torch_serving.instance import RunGroup, group_requests
+from penstock.engines.torch_serving.parameters import TorchLoadError
+from penstock.engines.torch_serving.picture_spec import PictureFit, PictureSpec
 from penstock.engines.torch_serving.staging import Mapping, PinnedRegions, PitchedRows, shared_mappings
 from tests.support.stack import CHECKOUT
 

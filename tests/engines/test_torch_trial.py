@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.torch_serving.config import TorchLoadError, engine_spec
+from penstock.engines.torch_serving.config import engine_spec
+from penstock.engines.torch_serving.parameters import TorchLoadError
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from penstock.engines.torch_serving.config import TorchLoadError, engine_spec
+from penstock.engines.torch_serving.config import engine_spec
+from penstock.engines.torch_serving.parameters import TorchLoadError
 from penstock.engines.torch_serving.program import load_program, prepared_module
 from penstock.engines.torch_serving.trial import drawn_rows, sample_of
 

@@ -161,7 +161,7 @@ def test_jpegs_reach_the_session_on_the_gpu(open_on: Open) -> None:
     """nvJPEG and the kernel fill a CUDA tensor that the session reads: nearly the CPU's answer for its own pixels."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchvision")
-    from penstock.engines.torch_serving.config import PictureSpec
+    from penstock.engines.torch_serving.picture_spec import PictureSpec
     from penstock.engines.torch_serving.session_pictures import SessionPictures
 
     photo = CHECKOUT.parent / "shared" / "media"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loadtest.bench.gpu.pictures import photos
-from penstock.engines.torch_serving.config import PictureFit, PictureSpec
+from penstock.engines.torch_serving.picture_spec import PictureFit, PictureSpec
 from penstock.vision import spec as vision
 from penstock.vision.decode import decode
 from penstock.vision.preprocess import prepare

@@ -1,4 +1,4 @@
-"""Triton's model configuration and its parameters as records. Does not import torch.
+"""How an instance serves, by its model configuration. Does not import torch.
 
 precision        fp16, bf16 or fp32        default fp16 on a GPU, fp32 on a CPU
 channels-last    0 or 1                    default 1 if a float input has three dimensions besides the batch
@@ -16,189 +16,13 @@ infer-dims       3;224;224                 the network's input, with image-decod
 """
 
 import bisect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any
 
-
-class TorchLoadError(Exception):
-    """The model cannot be loaded; the text is the reason in Triton's response."""
-
-
-class TorchRequestError(Exception):
-    """An invalid request (400); others of the same batch do not fail."""
-
-
-def default_buckets(max_batch_size: int) -> tuple[int, ...]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24 … below max_batch_size, and max_batch_size; (1,) without a batch dimension."""
-    largest = max(max_batch_size, 1)
-    powers = [1 << power for power in range(largest.bit_length())]
-    between = [power + power // 2 for power in powers[1:]]
-    return (*sorted(size for size in (*powers, *between) if size < largest), largest)
-
-
-def bucket_for(rows: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket for that many rows. buckets: ascending. Raises ValueError above the last."""
-    if rows > buckets[-1]:
-        raise ValueError(f"{rows} rows are more than the largest bucket, {buckets[-1]}")
-    return buckets[bisect.bisect_left(buckets, rows)]
-
-
-Config = dict[str, Any]  # Triton's configuration as parsed JSON
-_CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
-_COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
-_FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
-_VARIABLE_SIZE = ("max-side", "min-side", "size-multiple", "min-width")
-_MOST_ENLARGED = 4  # as in the gateway: a larger resize is costly and leaves less than a sixteenth of the picture
-
-
-class PictureFit(Enum):
-    """How a source is fitted to the network's size, as ResizeMode of server/penstock/vision/spec.py, without KEEP."""
-
-    STRETCH = "stretch"
-    PAD_RIGHT_BOTTOM = "pad"
-    PAD_SYMMETRIC = "pad-symmetric"
-    CROP = "crop"
-
-
-@dataclass(frozen=True)
-class PictureSpec:
-    """value = scale * (pixel - offset) * channel_factor; padding is black before that. Bilinear, no antialiasing."""
-
-    width: int
-    height: int
-    color: str = "RGB"  # RGB, BGR or GRAY
-    fit: PictureFit = PictureFit.STRETCH
-    shorter_side: int = 0  # with CROP: in pixels, before the crop
-    scale: float = 1.0
-    offsets: tuple[float, ...] = (0.0, 0.0, 0.0)  # one per channel, in the network's colour order
-    channel_factors: tuple[float, ...] = (1.0, 1.0, 1.0)
-
-    @property
-    def channels(self) -> int:
-        return _CHANNELS[self.color]
-
-
-class _Parameters:
-    def __init__(self, config: Config) -> None:
-        self._values = config.get("parameters") or {}
-
-    def text(self, key: str) -> str:
-        """The stripped value; empty if missing."""
-        return str((self._values.get(key) or {}).get("string_value", "")).strip()
-
-    def one_of(self, key: str, allowed: tuple[str, ...], default: str) -> str:
-        value = self.text(key).lower() or default
-        if value not in allowed:
-            raise TorchLoadError(f"parameter {key} is '{value}': say one of {', '.join(allowed)}")
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.text(key).lower()
-        if value and value not in _FLAGS:
-            raise TorchLoadError(f"parameter {key} is '{value}': say 1 or 0")
-        return _FLAGS[value] if value else default
-
-    def numbers(self, key: str, count: int, default: float, *, may_be_0: bool = True) -> tuple[float, ...]:
-        value = self.text(key)
-        if not value:
-            return (default,) * count
-        try:
-            numbers = tuple(float(word) for word in value.split(";") if word.strip())
-        except ValueError:
-            numbers = ()
-        if len(numbers) != count or not all(math.isfinite(number) for number in numbers):
-            raise TorchLoadError(f"parameter {key} is '{value}': say {count} numbers with ';' between")
-        if not may_be_0 and 0.0 in numbers:
-            raise TorchLoadError(f"parameter {key} is '{value}': 0 leaves nothing of a picture")
-        return numbers
-
-
-def picture_spec(config: Config) -> PictureSpec | None:
-    """Settings of a model that decodes pictures in the engine, else None. Raises TorchLoadError."""
-    parameters = _Parameters(config)
-    decoder = parameters.text("image-decoder").lower() or "gateway"
-    if decoder not in ("0", "gateway", "1", "engine"):
-        raise TorchLoadError(f"parameter image-decoder is '{decoder}': say gateway or engine")
-    if decoder in ("0", "gateway"):
-        return None
-    _check_wire(config)
-    color = _color(parameters)
-    width, height = _infer_dims(parameters, _CHANNELS[color])
-    fit = _fit(parameters)
-    return PictureSpec(
-        width=width,
-        height=height,
-        color=color,
-        fit=fit,
-        shorter_side=_shorter_side(parameters, max(width, height)) if fit is PictureFit.CROP else 0,
-        scale=parameters.numbers("net-scale-factor", 1, 1.0, may_be_0=False)[0],
-        offsets=parameters.numbers("offsets", _CHANNELS[color], 0.0),
-        channel_factors=parameters.numbers("channel-scale-factors", _CHANNELS[color], 1.0, may_be_0=False),
-    )
-
-
-def _check_wire(config: Config) -> None:
-    inputs = config.get("input", [])
-    if len(inputs) != 1 or inputs[0].get("data_type") != "TYPE_STRING" or list(inputs[0].get("dims", [])) != [1]:
-        raise TorchLoadError("parameter image-decoder: engine needs exactly one input, of TYPE_STRING and dims [ 1 ]")
-    if int(config.get("max_batch_size", 0)) < 1:
-        raise TorchLoadError("parameter image-decoder: engine needs max_batch_size of 1 or more")
-
-
-def _color(parameters: _Parameters) -> str:
-    value = parameters.text("model-color-format").lower() or "rgb"
-    if value not in _COLORS:
-        raise TorchLoadError(f"parameter model-color-format is '{value}': say 0 or RGB, 1 or BGR, 2 or GRAY")
-    return _COLORS[value]
-
-
-def _infer_dims(parameters: _Parameters, channels: int) -> tuple[int, int]:
-    value = parameters.text("infer-dims")
-    words = [word.strip() for word in value.split(";") if word.strip()]
-    if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:
-        raise TorchLoadError(
-            f"parameter infer-dims is '{value}': say the network's channels, height and width, as {channels};224;224"
-        )
-    return int(words[2]), int(words[1])
-
-
-def _fit(parameters: _Parameters) -> PictureFit:
-    scaling_filter = parameters.text("scaling-filter")
-    if scaling_filter.lower() not in ("", "1", "bilinear"):
-        raise TorchLoadError(f"parameter scaling-filter is '{scaling_filter}': the engine resizes by bilinear alone")
-    if parameters.text("network-input-order").lower() not in ("", "0", "nchw"):
-        raise TorchLoadError("parameter network-input-order: a program that is sent pictures takes NCHW; leave it out")
-    if parameters.numbers("padding-value", 1, 0.0) != (0.0,):
-        raise TorchLoadError(
-            f"parameter padding-value is '{parameters.text('padding-value')}': the engine pads only with 0; leave "
-            "it out, or use image-decoder: gateway"
-        )
-    if key := next(filter(parameters.text, _VARIABLE_SIZE), ""):
-        raise TorchLoadError(f"parameter {key} is for inputs of variable size; infer-dims gives a fixed one")
-    keeps_aspect = parameters.flag("maintain-aspect-ratio", default=False)
-    is_symmetric = parameters.flag("symmetric-padding", default=False)
-    if parameters.text("resize-shorter-side"):
-        if keeps_aspect:
-            raise TorchLoadError(
-                "parameter resize-shorter-side does not go with maintain-aspect-ratio, which pads instead"
-            )
-        return PictureFit.CROP
-    if not keeps_aspect:
-        return PictureFit.STRETCH
-    return PictureFit.PAD_SYMMETRIC if is_symmetric else PictureFit.PAD_RIGHT_BOTTOM
-
-
-def _shorter_side(parameters: _Parameters, network_side: int) -> int:
-    value = parameters.text("resize-shorter-side")
-    least, most = network_side, _MOST_ENLARGED * network_side
-    if not value.isdigit() or not least <= int(value) <= most:
-        raise TorchLoadError(f"parameter resize-shorter-side is '{value}': say a number from {least} to {most}")
-    return int(value)
-
+from .parameters import Config, Parameters, TorchLoadError
+from .picture_spec import PictureSpec, picture_spec
 
 _DATA_TYPES = frozenset(("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"))
 _FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
@@ -219,6 +43,21 @@ _KNOWN = (
 _MIN_SIMILARITY = 0.75  # of two names' letters, for a typing error
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
+
+
+def default_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24 … below max_batch_size, and max_batch_size; (1,) without a batch dimension."""
+    largest = max(max_batch_size, 1)
+    powers = [1 << power for power in range(largest.bit_length())]
+    between = [power + power // 2 for power in powers[1:]]
+    return (*sorted(size for size in (*powers, *between) if size < largest), largest)
+
+
+def bucket_for(rows: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket for that many rows. buckets: ascending. Raises ValueError above the last."""
+    if rows > buckets[-1]:
+        raise ValueError(f"{rows} rows are more than the largest bucket, {buckets[-1]}")
+    return buckets[bisect.bisect_left(buckets, rows)]
 
 
 class Precision(Enum):
@@ -268,7 +107,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
     """The spec of a configuration. Raises TorchLoadError."""
     _reject_unsupported_features(config)
     _reject_misspelt_parameters(config)
-    parameters = _Parameters(config)
+    parameters = Parameters(config)
     pictures = picture_spec(config)
     inputs = tuple(_tensor(entry) for entry in config.get("input", []))
     if pictures is not None:
@@ -298,7 +137,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
     )
 
 
-def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
+def _buckets(parameters: Parameters, max_batch_size: int) -> tuple[int, ...]:
     """Ascending; the last one has the largest batch."""
     value = parameters.text("batch-buckets")
     if not value:
@@ -317,7 +156,7 @@ def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
     return tuple(numbers) if numbers[-1] == largest else (*numbers, largest)
 
 
-def _is_compiled(parameters: _Parameters, *, is_fixed: bool) -> bool:
+def _is_compiled(parameters: Parameters, *, is_fixed: bool) -> bool:
     if parameters.one_of("compiler", ("none", "aot-inductor"), "none") == "none":
         return False
     if not parameters.flag("fuse", default=True):
@@ -327,7 +166,7 @@ def _is_compiled(parameters: _Parameters, *, is_fixed: bool) -> bool:
     return True
 
 
-def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:
+def _batches_in_flight(parameters: Parameters, pictures: PictureSpec | None) -> int:
     """At most 1 with pictures, which are decoded into the one input of all batches."""
     value = int(parameters.one_of("batches-in-flight", ("1", "2", "3", "4"), "1"))
     if value > 1 and pictures is not None:
@@ -337,14 +176,14 @@ def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) ->
     return value
 
 
-def _thread_percentage(parameters: _Parameters) -> int | None:
+def _thread_percentage(parameters: Parameters) -> int | None:
     value = parameters.text("active-thread-percentage")
     if value and not (value.isascii() and value.isdigit() and 1 <= int(value) <= 100):
         raise TorchLoadError(f"parameter active-thread-percentage is '{value}': say a whole number from 1 to 100")
     return int(value) if value else None
 
 
-def _waits_blocking(parameters: _Parameters) -> bool:
+def _waits_blocking(parameters: Parameters) -> bool:
     """Spinning saves microseconds, but uses one core per instance while the GPU works."""
     return parameters.one_of("event-wait", ("block", "spin"), "block") == "block"
 

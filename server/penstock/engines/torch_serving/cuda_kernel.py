@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from .config import TorchLoadError
+from .parameters import TorchLoadError
 
 
 class CudaFunction:

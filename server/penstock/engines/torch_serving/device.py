@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from .config import Config, EngineSpec, TorchLoadError, TorchRequestError, instance_count, thread_percentage
+from .config import EngineSpec, instance_count, thread_percentage
 from .dtypes import WIRE_TYPES
 from .instance import Instance, Reader, Runner, TorchRequest
+from .parameters import Config, TorchLoadError, TorchRequestError
 from .program import Loaded, load_program
 from .runners import EagerRunner, GraphRunner
 from .staging import CopyRows, PinnedRegions, PitchedRows

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from .config import EngineSpec, TorchRequestError
+from .config import EngineSpec
+from .parameters import TorchRequestError
 
 VARIABLE = "PENSTOCK_NVTX"
 _NOTHING = nullcontext()

@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from .config import PictureSpec
 from .picture_header import PictureFormat, PictureHeader, PictureRejected
 from .picture_kernel import resize_geometry
+from .picture_spec import PictureSpec
 
 Pixels = npt.NDArray[np.uint8]
 

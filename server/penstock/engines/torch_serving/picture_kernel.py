@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from .config import PictureFit, PictureSpec
 from .cuda_kernel import load_kernel
+from .picture_spec import PictureFit, PictureSpec
 
 ROW = struct.Struct("<Qqqq6i2d")  # struct Picture of the kernel
 NO_PICTURE = ROW.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # all black

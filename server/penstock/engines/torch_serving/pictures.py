@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .config import PictureSpec
 from .nvjpeg import GpuJpegs
 from .picture_header import MAX_PIXELS, MAX_PIXELS_VARIABLE, PictureFormat, PictureHeader, PictureRejected, read_header
 from .picture_kernel import NO_PICTURE, ROW, PictureKernel, PixelLayout, kernel_row
+from .picture_spec import PictureSpec
 
 MAX_DECODED_BYTES = 1 << 28  # of pixels on the GPU at a time: 64 pictures of 1.4 megapixels
 _CPU_DECODERS = 4

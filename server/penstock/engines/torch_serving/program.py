@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from .config import EngineSpec, TorchLoadError
+from .config import EngineSpec
 from .dtypes import FLOATS
 from .fusing import fold_normalisation
+from .parameters import TorchLoadError
 from .trial import (
     FusionResult,
     ReferenceAnswers,

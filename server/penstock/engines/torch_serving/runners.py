@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from .config import EngineSpec, TorchLoadError, TorchTensorSpec, bucket_for
+from .config import EngineSpec, TorchTensorSpec, bucket_for
 from .dtypes import WIRE_TYPES, network_type
 from .instance import PendingRun
+from .parameters import TorchLoadError
 from .program import Program
 from .staging import PinnedRegions
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from .config import PictureSpec, TorchRequestError
 from .instance import Reader
+from .parameters import TorchRequestError
+from .picture_spec import PictureSpec
 from .pictures import PictureReader
 
 Run = Callable[[Sequence[str], Mapping[str, Any]], Sequence[Any]]  # (output names, inputs) → arrays in their order

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from .config import IMAGE_RANK, EngineSpec, TorchLoadError
+from .config import IMAGE_RANK, EngineSpec
 from .dtypes import network_type
 from .end_fusing import fuse_for_gpu
 from .fusing import copied
+from .parameters import TorchLoadError
 
 MAX_DIFFERENCE = 0.03  # of the largest value: FP16 differs by 0.001, BF16 by 0.005
 _BRIGHTNESS = (1.0, 0.5, 0.1)  # of different rows, repeated in larger batches; not periodic in powers of two

@@ -36,7 +36,8 @@ from ort_serving.opening import Placement, open_model
 from ort_serving.placement import CPU, CUDA
 from ort_serving.session import OrtModel, describe, model_path, open_for_reading, parameter, session_options
 from ort_serving.threads import thread_budget
-from torch_serving.config import PictureSpec, TorchLoadError, TorchRequestError, picture_spec
+from torch_serving.parameters import TorchLoadError, TorchRequestError
+from torch_serving.picture_spec import PictureSpec, picture_spec
 from torch_serving.staging import PinnedRegions
 
 MIN_RUN_TO_CHECK_CANCELLATION_S = 0.005  # the check is a round trip to Triton of 0.04 to 0.2 ms per request

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import row_trial
 import triton_python_backend_utils as pb_utils
-from torch_serving.config import Config, EngineSpec, Precision, TorchLoadError, TorchRequestError, engine_spec
+from torch_serving.config import EngineSpec, Precision, engine_spec
 from torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
+from torch_serving.parameters import Config, TorchLoadError, TorchRequestError
 from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable, readable_answered
 
 
