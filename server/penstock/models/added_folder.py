@@ -18,6 +18,7 @@ from penstock.engines.config_pbtxt import config_from_proto
 from penstock.engines.ort_serving.config import OrtLoadError
 from penstock.engines.ort_serving.session import ORT_ERRORS, SEVERITY_FATAL, open_session
 from penstock.models.batch_axis import RowsProof, Run, free_batch, is_free, prove_rows, session_run
+from penstock.models.bounded_runs import run_within
 from penstock.models.catalogue import CatalogueError
 from penstock.models.inspect.facts import ModelFacts
 from penstock.models.inspect.inspection import Inspection, Recognition
@@ -41,6 +42,7 @@ INSTANCES = {"onnxruntime": 2, "torch": 1}  # by backend; each of torch is a pro
 _TORCH_PARAMETERS = {"precision": "fp32", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
 _FIXED = "its batch size is fixed: export it with a free first dimension (dynamic_shapes of torch.export.export)"
 ADDED_BY = "added_by"  # parameter of config.pbtxt: the command that wrote the folder
+TEST_S = 120.0  # of batches and their speed; a loop in the model may never end
 SPEED_BUDGET_S = 3.0
 LEAST_SLO_MS, SLO_CALLS = 2000, 8  # of the default slo_p99_ms
 _ROWS_TRIED, _ROUNDS = (1, 2, 4, 8), 5
@@ -153,14 +155,19 @@ def _find_batches(file: Path, config: ModelConfig, card: VisionCard, inspection:
             why = free_batch(file, freed)
             if why:
                 return Batches(0, f"its batch size is fixed to 1: {why}")
-        run = session_run(_open(freed if is_freed else file))
-        rows = proof_rows(card)
-        proof = _proven(run, rows, is_quantised=inspection.facts.is_quantised)
+        session, rows = _open(freed if is_freed else file), proof_rows(card)
+        is_quantised = inspection.facts.is_quantised
+
+        def tested(options: ort.RunOptions) -> tuple[RowsProof, tuple[tuple[int, float], ...]]:
+            run = session_run(session, options)
+            proof = _proven(run, rows, is_quantised=is_quantised)
+            return proof, _speeds(run, rows[0]) if proof.is_proven else ()
+
+        proof, speeds = run_within(TEST_S, tested)
         if not proof.is_proven:
             return Batches(0, proof.why, error=proof.error)
         if is_freed:
             freed.replace(file)
-        speeds = _speeds(run, rows[0])
     except (OrtLoadError, TrialFailed, *ORT_ERRORS) as error:
         return Batches(0, f"its batch size cannot be made dynamic: {str(error).splitlines()[0][:200]}")
     finally:
@@ -257,7 +264,8 @@ def _single_speed(file: Path, card: VisionCard) -> tuple[tuple[int, float], ...]
     """As _speeds, of a model that takes one picture a call. Empty if it does not run so."""
     try:
         row = proof_rows(card, has_batch_axis=len(card.input_shape) == 4)[0]
-        return _speeds(session_run(_open(file)), row, rows_tried=(1,))
+        session = _open(file)
+        return run_within(TEST_S, lambda options: _speeds(session_run(session, options), row, rows_tried=(1,)))
     except (OrtLoadError, TrialFailed, *ORT_ERRORS):
         return ()
 

@@ -108,13 +108,13 @@ def _constant(graph: onnx.GraphProto, name: str) -> onnx.TensorProto | None:
     return None
 
 
-def session_run(session: ort.InferenceSession) -> Run:
-    """One call of the session."""
+def session_run(session: ort.InferenceSession, options: ort.RunOptions | None = None) -> Run:
+    """One call of the session. options: of all runs."""
     names = [output.name for output in session.get_outputs()]
 
     def run(feed: Mapping[str, Array]) -> Mapping[str, Array]:
         try:
-            return dict(zip(names, map(np.asarray, session.run(names, dict(feed))), strict=True))
+            return dict(zip(names, map(np.asarray, session.run(names, dict(feed), options)), strict=True))
         except ORT_ERRORS as error:
             raise TrialFailed(ort_error_text(error)) from None
 

@@ -12,16 +12,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.engines.config_pbtxt import read_config, read_proto
+from penstock.models.inspect.inspection import Limits
 from penstock.models.onnx_to_torch.description import CannotDescribe, describe
+from penstock.models.onnx_to_torch.description_process import describe_in_process, problem_of
 from penstock.models.onnx_to_torch.twin import make_twin
 from penstock.models.optimize.source import OptimizeError, read_source
 from tests.models.optimize.conftest import write_model
 
 PYTHON = """#!{python}
-import json, pathlib, sys
+import json, os, pathlib, sys
 out = pathlib.Path(sys.argv[-1])
 out.write_bytes(b"program")
 assert (out.parents[0].name, sys.argv[1]) == ("1", "-I")
+assert not [name for name in os.environ if name.startswith("PENSTOCK")]
 print("a warning of PyTorch")
 print({said!r})
 sys.exit({code})
@@ -46,10 +49,13 @@ def source(tmp_path: Path) -> Any:
     )
 
 
-def test_twin_has_the_models_card_and_none_of_onnx_runtimes_settings(tmp_path: Path, source: Any) -> None:
-    """Threads and precision were for another engine; tensors, card and batches stay."""
+def test_twin_has_the_models_card_and_none_of_onnx_runtimes_settings(
+    tmp_path: Path, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads and precision were for another engine; tensors, card and batches stay. PyTorch gets no secrets."""
     staged = tmp_path / "small-torch"
     staged.mkdir()
+    monkeypatch.setenv("PENSTOCK_API_KEY", "secret")
     twin = make_twin(source, staged, stand_in(tmp_path, {"off": 2e-6, "torch": "2.11"}))
     assert (twin.name, twin.off, twin.size_bytes) == ("small-torch", 2e-6, 7)
     config, proto = read_config(staged / "config.pbtxt"), read_proto(staged / "config.pbtxt")
@@ -76,7 +82,7 @@ def test_program_that_is_none_or_errs_is_refused(
     """In one sentence, which names the operator or the difference."""
     (tmp_path / "staged").mkdir()
     with pytest.raises(OptimizeError, match=why):
-        make_twin(source, tmp_path / "staged", stand_in(tmp_path, said, code))
+        make_twin(source, tmp_path / "staged", stand_in(tmp_path, said, code), describe=lambda *_: None)
 
 
 def node(kind: str, *inputs: str, **attributes: Any) -> onnx.NodeProto:
@@ -104,6 +110,32 @@ def test_graph_within_an_operator_and_free_sides_are_refused(tmp_path: Path) -> 
     save(tmp_path / "if.onnx", [branch], {"c": np.array(True)}, ["n", 3], "y")
     with pytest.raises(CannotDescribe, match="an operator with a subgraph"):
         describe(tmp_path / "if.onnx", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        helper.make_node("Constant", [], ["k"]),
+        helper.make_node("Constant", [], []),
+        helper.make_node("Cast", ["x"], ["k"]),
+        helper.make_node("Conv", ["x"], ["k"], auto_pad=b"\xff\xfe"),
+    ],
+)
+def test_damaged_graph_is_one_sentence(tmp_path: Path, broken: onnx.NodeProto) -> None:
+    """Whatever is missing in it, there is no traceback."""
+    save(tmp_path / "model.onnx", [broken, helper.make_node("Relu", ["x"], ["y"])], {}, ["n", 3, 8, 8], "y")
+    problem = problem_of(tmp_path / "model.onnx", tmp_path)
+    assert problem
+    assert "\n" not in problem
+
+
+def test_model_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
+    """The process that reads it has the limit, so neither this one nor the machine is full."""
+    save(tmp_path / "model.onnx", [helper.make_node("Relu", ["x"], ["y"])], {}, ["n", 3, 30_000, 30_000], "y")
+    with pytest.raises(CannotDescribe, match="Unable to allocate"):
+        describe_in_process(tmp_path / "model.onnx", tmp_path)
+    with pytest.raises(CannotDescribe, match=r"it was not read and run in 0\.01 s"):
+        describe_in_process(tmp_path / "model.onnx", tmp_path, Limits(wall_s=0.01))
 
 
 def drawn(*shape: int) -> Any:

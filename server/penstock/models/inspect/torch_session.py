@@ -54,6 +54,12 @@ def torch_python() -> Path | None:
     return None
 
 
+def torch_environment() -> dict[str, str]:
+    """Variables of a process that runs PyTorch on a model's file: on the CPU, without secrets."""
+    inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
+    return inherited | {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def why_not_run(facts: ModelFacts, *, allows_code: bool) -> str:
     """Why the file is not run here, for the user; empty if it can be, and for ONNX files."""
     if not facts.file_format.is_torch:
@@ -82,8 +88,7 @@ class TorchSession:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
-            | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            env=torch_environment() | {"OMP_NUM_THREADS": "1"},
         )
         timer = threading.Timer(limits.wall_s, self._process.kill)
         timer.daemon = True

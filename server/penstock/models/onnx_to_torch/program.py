@@ -4,7 +4,11 @@ A folder has graph.json and constants.npz, as description.py writes them, and sa
 answers, of several batches.
 """
 
+import ctypes
 import json
+import os
+import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ _MAX_SHAPE_NUMBERS = 64
 # Constants behind the first input of these are numbers, not tensors.
 _TAKES_NUMBERS = ("Clip", "Pad", "Pow", "Resize", "Upsample")
 _MIN_MAGNITUDE = 1e-6
+_PR_SET_PDEATHSIG = 1
 
 
 class OnnxProgram(torch.nn.Module):  # type: ignore[misc]  # torch has no types where these are checked
@@ -97,9 +102,26 @@ def _difference(right: Any, answer: Any) -> float:
     return float(np.abs(right[known] - answer[known]).max(initial=0.0)) / largest
 
 
+def _limit(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
+    """Ends this process with its parent, and at these limits; as penstock.process_limits, which is not here."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write over the limit fails with EFBIG instead
+    limits = (resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, file_bytes)
+    for limit, most in (*limits, (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(limit)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (most, most))
+
+
 def run() -> None:
-    """argv: a folder, the program's path. Writes JSON: {"off": largest difference, "torch": version} or {"why": …}."""
+    """argv: …, parent's process id, memory, CPU seconds, bytes of a file; a folder, the program's path.
+
+    Writes JSON: {"off": largest difference, "torch": version} or {"why": …}.
+    """
     folder, out = Path(sys.argv[-2]), Path(sys.argv[-1])
+    _limit(*map(int, sys.argv[-6:-2]))
     torch.set_num_threads(2)
     try:
         convert(folder, out)

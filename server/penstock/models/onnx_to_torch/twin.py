@@ -1,29 +1,30 @@
 """Converts an ONNX model of the repository to PyTorch, and checks it against ONNX Runtime in FP32 on the CPU."""
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime as ort
 from tritonclient.grpc import model_config_pb2
 
-from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
 from penstock.models.added_folder import ADDED_BY, TORCH_FILE, proto_text
-from penstock.models.inspect.torch_session import torch_python
-from penstock.models.onnx_to_torch.description import CannotDescribe, describe
+from penstock.models.inspect.inspection import Limits, memory_limit_bytes
+from penstock.models.inspect.torch_session import torch_environment, torch_python
+from penstock.models.onnx_to_torch.description import CannotDescribe
+from penstock.models.onnx_to_torch.description_process import describe_in_process
 from penstock.models.optimize.source import OptimizeError, SourceModel
 
 MAX_DIFFERENCE = 1e-3  # of the largest value, in FP32: other kernels add in another order
 LABELS = "labels.txt"
-_BATCHES = (1, 3)
-_TIMEOUT_S = 300.0
-_PIXELS = 255.0
+_TIMEOUT_S, _CPU_S = 300.0, 600
+_PROGRAM_BYTES = 64 << 20  # of the program, beside two times the ONNX file's size
+_MAX_REASON = 300  # characters
+Describe = Callable[[Path, Path], None]  # (ONNX file, folder); raises CannotDescribe
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from onnx_to_torch.program import run; run()"
 
 
@@ -37,8 +38,13 @@ class TorchTwin:
     size_bytes: int
 
 
-def make_twin(source: SourceModel, staged: Path, python: Path | None = None) -> TorchTwin:
-    """Fills the folder of NAME-torch. python: one with torch. Raises OptimizeError, OSError; nothing is kept then."""
+def make_twin(
+    source: SourceModel, staged: Path, python: Path | None = None, *, describe: Describe = describe_in_process
+) -> TorchTwin:
+    """Fills the folder of NAME-torch. python: one with torch. describe: in a limited process by default.
+
+    Raises OptimizeError, OSError; nothing is kept then.
+    """
     python = python or torch_python()
     if python is None:
         raise OptimizeError("PyTorch is not installed here: `penstock setup triton --gpu` installs it")
@@ -48,10 +54,9 @@ def make_twin(source: SourceModel, staged: Path, python: Path | None = None) -> 
     with tempfile.TemporaryDirectory(prefix="penstock-torch.") as folder:
         try:
             describe(source.path, Path(folder))
-            _write_samples(source.path, Path(folder))
         except CannotDescribe as error:
             raise OptimizeError(f"model {source.name!r} is not converted: {error}") from error
-        said = _convert(python, Path(folder), out)
+        said = _convert(python, Path(folder), out, source.path.stat().st_size)
     if "why" in said:
         raise OptimizeError(f"model {source.name!r} is not converted: no PyTorch equivalent for {said['why']}")
     if not said["off"] <= MAX_DIFFERENCE:
@@ -84,40 +89,30 @@ def config_of_twin(proto: model_config_pb2.ModelConfig, name: str) -> str:
 _ONNX_PARAMETERS = ("precision", "cuda-graphs", "channels-last", "batch-buckets", "enable_mem_arena")
 
 
-def _write_samples(path: Path, folder: Path) -> None:
-    """samples.npz: noise of several batch sizes, and ONNX Runtime's answers. Raises OptimizeError."""
-    graph = json.loads((folder / "graph.json").read_text())
-    drawn = np.random.default_rng(0)
-    arrays: dict[str, Any] = {}
+def _convert(python: Path, folder: Path, out: Path, size_bytes: int) -> dict[str, Any]:
+    """size_bytes: of the ONNX file."""
+    limits = Limits()
+    memory_bytes = memory_limit_bytes(limits, size_bytes)
+    numbers = (os.getpid(), memory_bytes, _CPU_S, 2 * size_bytes + _PROGRAM_BYTES)
+    package = str(Path(__file__).parents[1])
+    command = [str(python), "-I", "-c", _PROGRAM, package, *map(str, numbers), str(folder), str(out)]
     try:
-        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        batches: Sequence[int] = _BATCHES if graph["has_free_rows"] else (graph["samples"][0][1][0],)
-        for number, rows in enumerate(batches):
-            inputs = [_noise(drawn, dtype, [rows, *shape[1:]]) for dtype, shape in graph["samples"]]
-            answers = session.run(graph["outputs"], dict(zip(graph["inputs"], inputs, strict=True)))
-            arrays |= {f"{number}.in.{place}": array for place, array in enumerate(inputs)}
-            arrays |= {f"{number}.out.{place}": array for place, array in enumerate(answers)}
-    except ORT_ERRORS as error:
-        raise OptimizeError(f"ONNX Runtime does not run the model: {ort_error_text(error)}") from error
-    np.savez(folder / "samples.npz", count=np.array(len(batches)), **arrays)
-
-
-def _noise(drawn: np.random.Generator, dtype: str, shape: list[int]) -> Any:
-    """Pixels of 0 to 255 in floats and bytes, 0 in other numbers."""
-    values = drawn.random(shape) * _PIXELS
-    return (values if dtype.startswith("float") or dtype == "uint8" else np.zeros(shape)).astype(dtype)
-
-
-def _convert(python: Path, folder: Path, out: Path) -> dict[str, Any]:
-    command = [str(python), "-I", "-c", _PROGRAM, str(Path(__file__).parents[1]), str(folder), str(out)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            env=torch_environment(),
+        )
     except subprocess.TimeoutExpired:
         raise OptimizeError(f"PyTorch had not converted the model after {_TIMEOUT_S:.0f} s") from None
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise OptimizeError(f"PyTorch ended without converting the model: {reason}")
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:_MAX_REASON]
+        limit = f"it may use {memory_bytes >> 20} MiB of memory and {_CPU_S} s of CPU time"
+        raise OptimizeError(f"PyTorch ended without converting the model: {reason}; {limit}")
     said: dict[str, Any] = json.loads(lines[-1])
     return said
 
