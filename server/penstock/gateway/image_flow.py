@@ -1,9 +1,8 @@
 """Inference from encoded images to labelled results: decode → preprocess → batch → engine → parse."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,32 +12,27 @@ import numpy as np
 from penstock.engines.model_health import EngineView
 from penstock.gateway.batching.merging import MergedRows, merge_rows
 from penstock.gateway.engine_slots import EngineSlots
+from penstock.gateway.image_preparation import ImagePreparer, inputs_of, stack_rows
 from penstock.gateway.image_trial import why_pictures_fail
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.picture_drawing import PictureDrawer
 from penstock.gateway.thread_slots import THREADS_AT_ONCE, ThreadSlots
 from penstock.gateway.tracing import engine_span, trace_preparation, trace_stages
-from penstock.protocol.cancellation import CancelStage, note_cancel_stage
 from penstock.protocol.engine import Engine, ModelConfig
-from penstock.protocol.errors import DeadlineExceeded, InvalidRequest, UnsupportedMedia
-from penstock.protocol.inference import Array, Batcher, BatchTrace, InferRequest, InferResponse, Tensor, Timings
+from penstock.protocol.errors import InvalidRequest, UnsupportedMedia
+from penstock.protocol.inference import Batcher, BatchTrace, InferRequest, InferResponse, Tensor, Timings
 from penstock.protocol.request_checks import ImageInput
 from penstock.protocol.shared_memory import Lease, Slab
 from penstock.protocol.vision_results import VisionResult
 from penstock.vision.card import NotAnImageModel, VisionCard, card_from_config
-from penstock.vision.decode import codec_label
 from penstock.vision.decode_pool import DecodePool
 from penstock.vision.decoder_process import PreparedImage
 from penstock.vision.image_tasks import (
-    PreparationEstimator,
     check_image_count,
     check_tensor_size,
     gather_or_cancel,
     input_tensors,
     max_images_in_memory,
-    max_rows,
-    pass_encoded,
-    reads_headers_inline,
 )
 from penstock.vision.preprocess import Geometry
 from penstock.vision.results import (
@@ -88,9 +82,9 @@ class ImageFlow:
     ) -> None:
         """batching: every image is one row. slab: memory that the engine reads. slots: None for no limit."""
         self._backend, self._batching, self._slab, self._slots = backend, batching, slab, slots
-        self._watch, self._pool, self._metrics = watch, pool, metrics
+        self._watch, self._metrics = watch, metrics
         self._models: dict[str, ImageModel] = {}
-        self._preparing = PreparationEstimator()
+        self._preparer = ImagePreparer(pool, metrics)
         self._drawer = PictureDrawer(pool)
         self._readers = ThreadSlots(
             THREADS_AT_ONCE, what="the model's outputs were read", others="the outputs that are read before its own"
@@ -132,7 +126,7 @@ class ImageFlow:
             started = time.monotonic()
             which = range(first, min(first + size, len(request.images)))
             try:
-                prepared += await self._prepare(request, which, model)
+                prepared += await self._preparer.together(request, which, model)
             except UnsupportedMedia as error:  # 415 is about a body, and this body is the v2 protocol's
                 raise InvalidRequest(error.message) from error
             timings.append(preparation_timings(prepared[first:], time.monotonic() - started))
@@ -140,7 +134,7 @@ class ImageFlow:
             check_tensor_size(sum(item.array.nbytes for item in prepared))
         self._metrics.prepared(label, sequential_timings(timings))
         self._metrics.batch(label, len(prepared))
-        return _inputs_of(model.card, prepared, _stack_rows([item.array for item in prepared], model))
+        return inputs_of(model.card, prepared, stack_rows([item.array for item in prepared], model))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Results of all images, in waves of at most WAVE_BYTES. Raises InferenceError. label: for metrics."""
@@ -158,7 +152,7 @@ class ImageFlow:
         size, batching = max_images_in_memory(model.card.prepare_spec), self._batching
         owner = batching if batching is not None and batching.owns(request.model_name) else None
         if owner is not None:
-            self._refuse_hopeless(request, owner)
+            self._preparer.refuse_hopeless(request, owner)
         waves = []
         slots = self._slots if owner is None else None
         count = len(request.images)
@@ -198,7 +192,7 @@ class ImageFlow:
         deadline = time.monotonic() + timeout_s
 
         def prepare(picture: bytes) -> Awaitable[PreparedImage]:
-            return self._one(ImageRequest(config.name, "", (picture,), deadline), 0, model, None)
+            return self._preparer.one(ImageRequest(config.name, "", (picture,), deadline), 0, model, None)
 
         return await why_pictures_fail(model, prepare, self._backend, deadline)
 
@@ -220,7 +214,7 @@ class ImageFlow:
     async def _wave(self, request: ImageRequest, which: range, model: ImageModel, label: str) -> _Wave:
         """Processes the images with these indices together."""
         started = time.monotonic()
-        prepared = await self._prepare(request, which, model, self._slab)
+        prepared = await self._preparer.together(request, which, model, self._slab)
         timings = preparation_timings(prepared, time.monotonic() - started)
         trace_preparation(timings)
         calls = merge_rows(
@@ -230,7 +224,7 @@ class ImageFlow:
         )
         infer_started = time.monotonic()
         lease = prepared[0].lease  # of the only image
-        inputs = [_inputs_of(model.card, prepared, call, lease) for call in calls]
+        inputs = [inputs_of(model.card, prepared, call, lease) for call in calls]
         for call in calls:
             self._metrics.batch(label, len(call.members))
         responses = await self._infer(request, inputs, lease)
@@ -257,28 +251,8 @@ class ImageFlow:
             tuple([one.response.explanation for one in seen if one.response.explanation is not None]),
         )
 
-    def _refuse_hopeless(self, request: ImageRequest, batching: Batcher) -> None:
-        """Raises Overloaded if the images cannot be answered in time."""
-        if request.deadline is not None:
-            name, preparing = request.model_name, self._preparing
-            rows = preparing.rows_with(name, request.client, len(request.images))
-            deadline = request.deadline - preparing.takes_s(name, request.client)
-            batching.refuse_hopeless(name, rows=rows, deadline=deadline)
-
-    async def _prepare_owned(self, request: ImageRequest, index: int, model: ImageModel) -> PreparedImage:
-        started = time.monotonic()
-        self._preparing.began(request.model_name, request.client)
-        try:
-            (prepared,) = await self._prepare(request, range(index, index + 1), model, self._slab)
-        finally:
-            self._preparing.ended(request.model_name, request.client, time.monotonic() - started)
-        return prepared
-
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batcher) -> _ImageResult:
-        if model.card.is_relayed and reads_headers_inline(sum(map(len, request.images))):  # nothing to wait for
-            prepared = await self._one(request, index, model, self._slab)
-        else:
-            prepared = await self._prepare_owned(request, index, model)
+        prepared = await self._preparer.alone(request, index, model, self._slab)
         trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
         row, lease = prepared.array[np.newaxis], prepared.lease
         inputs = input_tensors(model.card, row, [prepared.geometry], has_batch_axis=True, lease=lease)
@@ -297,34 +271,6 @@ class ImageFlow:
         )
         trace_stages(("postprocess", timings.postprocess))
         return _ImageResult(result, response, timings)
-
-    async def _prepare(
-        self, request: ImageRequest, which: range, model: ImageModel, slab: Slab | None = None
-    ) -> list[PreparedImage]:
-        """slab: memory for a single image; the caller releases leases."""
-        jobs = [self._one(request, index, model, slab if len(which) == 1 else None) for index in which]
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if request.deadline is None else request.deadline - time.monotonic()):
-                    return await gather_or_cancel(jobs)
-        except asyncio.CancelledError as cancelled:
-            note_cancel_stage(cancelled, CancelStage.DECODE)
-            raise
-        # Not in the handler: the error's context would be the TimeoutError, which would close a reference cycle.
-        raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time")
-
-    async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> PreparedImage:
-        data, spec = request.images[index], model.card.prepare_spec
-        try:
-            if model.card.is_relayed:
-                size_bytes = sum(map(len, request.images))
-                return await pass_encoded(data, spec, self._pool.max_pixels, slab, size_bytes, request.deadline)
-            return await self._pool.prepare(data, spec, slab, client=request.client, deadline=request.deadline)
-        except InvalidRequest as error:
-            self._metrics.decode_error(codec_label(data), error.reason)
-            if len(request.images) == 1:
-                raise
-            raise type(error)(f"image {index + 1} of {len(request.images)}: {error}") from error
 
     async def _infer(
         self, request: ImageRequest, inputs: Sequence[tuple[Tensor, ...]], lease: Lease | None
@@ -387,24 +333,3 @@ def _joined(waves: Sequence[_Wave]) -> _Wave:
         sequential_timings([wave.timings for wave in waves]),
         tuple(explanation for wave in waves for explanation in wave.explanations),
     )
-
-
-def _stack_rows(arrays: Sequence[Array], model: ImageModel) -> MergedRows:
-    """All rows in one array. Raises InvalidRequest for images of different sizes if the model keeps their sizes."""
-    config, shape = model.config, model.card.input_shape
-    rows = config.max_batch_size or (len(arrays) if max_rows(config, model.card) is None else 0)
-    calls = merge_rows(arrays, declared_shape=shape, max_batch_size=rows)
-    if len(calls) > 1:
-        shapes = sorted({array.shape for array in arrays})
-        raise InvalidRequest(
-            f"model {config.name!r} takes images at their own size, and these differ ({shapes[0]} and {shapes[1]}): "
-            "no tensor holds both; send each in a request of its own"
-        )
-    return calls[0]
-
-
-def _inputs_of(
-    card: VisionCard, prepared: Sequence[PreparedImage], call: MergedRows, lease: Lease | None = None
-) -> tuple[Tensor, ...]:
-    geometries = [prepared[member].geometry for member in call.members]
-    return input_tensors(card, call.array, geometries, has_batch_axis=call.has_batch_axis, lease=lease)
