@@ -35,6 +35,7 @@ from penstock.gateway.settings import Settings
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF, NoSharedMemory
 from penstock.gateway.workers.client import CoreClient
 from penstock.gateway.workers.connection import WorkerHello
+from penstock.gateway.workers.connection_sharing import ConnectionSharing
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.gateway.workers.gateway_process import ControlConnection, GatewayServes, WorkerReady
 from penstock.gateway.workers.picture_batches import PictureBatches
@@ -110,6 +111,7 @@ class Worker:
         self.options = options
         self.page = CounterPage(options.run_dir / PAGE_NAME)
         self.page.clear(options.index)
+        self.sharing = ConnectionSharing(options.run_dir, options.index, settings.worker_count, self.page)
         self.metrics = Metrics(MetricFiles(options.run_dir / METRIC_FILES, f"front-{options.index}"))
         self.core = CoreRelay(options.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
         engine = _engine_of(settings, options.run_dir)
@@ -234,6 +236,7 @@ async def _serve_clients(
     limits = grpc_limits(settings, ports)
     grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.parts.authenticator, share=share)
     rest.start()
+    front.sharing.start(rest.take)
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()
     gc.freeze()  # objects that exist now are long-lived: collections skip them
@@ -260,6 +263,7 @@ def _rest(front: Worker, listeners: Sockets, ports: PortLimits) -> HttpListener:
         unread=front.parts.limiter,
         refused=front.metrics.rejected,
         tls=front.parts.certificates.context if front.parts.certificates is not None else None,
+        is_elsewhere=front.sharing.hand_over if front.parts.certificates is None else None,
     )
 
 
@@ -282,6 +286,7 @@ async def _drain(front: Worker, rest: HttpListener, grpc_server: GrpcServer) -> 
     front.plane.announce_stop()
     log.info("draining", worker=front.options.index, delay_s=settings.drain_delay_s)
     await asyncio.sleep(settings.drain_delay_s)
+    front.sharing.close()
     is_clean = all(await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s)))
     seconds = round(time.monotonic() - started, 3)
     log.info("drained", worker=front.options.index, seconds=seconds, is_clean=is_clean)

@@ -46,7 +46,8 @@ class ListenerState:
     """Shared by all connections of a listener.
 
     refused: called with a stable reason for each refused or closed connection. by_address: number of open connections
-    by client address. turned_away: open connections that only wait for their end.
+    by client address. turned_away: open connections that only wait for their end. is_elsewhere: whether another
+    process got a new connection, by its descriptor and the number of open ones.
     """
 
     limits: ConnectionLimits
@@ -54,6 +55,7 @@ class ListenerState:
     refused: Callable[[str], None]
     by_address: Counter[str] = field(default_factory=Counter)
     turned_away: set[object] = field(default_factory=set)
+    is_elsewhere: Callable[[int, int], bool] | None = None
 
 
 def _client_certificate(transport: asyncio.BaseTransport) -> str:
@@ -84,6 +86,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refusal: ClosingResponse | None = None
         self._is_refused = False
         self._is_replaying = False
+        self._is_elsewhere = False
 
     def sweep(self, now: float) -> None:
         """Closes the connection if it exceeds a time limit or its client has disconnected. now: monotonic seconds."""
@@ -107,6 +110,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        is_elsewhere = self._guard.is_elsewhere
+        if is_elsewhere and is_elsewhere(transport.get_extra_info("socket").fileno(), len(self.connections)):
+            self._is_elsewhere = True
+            transport.abort()  # nothing has been read; the other process has the connection still
+            return
         super().connection_made(transport)
         self._certificate = _client_certificate(transport)
         limits, by_address = self._guard.limits, self._guard.by_address
@@ -133,6 +141,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells the newest request alone that its client is gone: of a pipeline, one that has not begun."""
+        if self._is_elsewhere:
+            return
         self.pipeline.clear()
         self._guard.turned_away.discard(self)
         self._guard.by_address[self._address] -= 1

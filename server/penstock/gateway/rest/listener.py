@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -41,9 +42,10 @@ class HttpListener:
     listener: bound sockets of one port, or the path of a Unix socket to create.
     unread: counts answers that clients have not read.
     refused: called with a stable reason for each connection that is refused or closed. tls: None for plain HTTP.
+    is_elsewhere: see ListenerState; not used with TLS.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each part
         self,
         app: ASGIApp,
         listener: socket.socket | Sockets | Path,
@@ -52,10 +54,13 @@ class HttpListener:
         unread: UnreadAnswers | None = None,
         refused: Callable[[str], None] = lambda _: None,
         tls: CurrentTls | None = None,
+        is_elsewhere: Callable[[int, int], bool] | None = None,
     ) -> None:
         self._cuttable = _DrainableApp(app)
         self._limits = limits or ConnectionLimits()
-        guard = ListenerState(self._limits, unread or UncountedBytes(), refused)
+        guard = self._guard = ListenerState(self._limits, unread or UncountedBytes(), refused)
+        if is_elsewhere is not None:
+            guard = replace(guard, is_elsewhere=is_elsewhere)
         config = uvicorn.Config(
             self._cuttable,
             uds=str(listener) if isinstance(listener, Path) else None,
@@ -74,6 +79,7 @@ class HttpListener:
             () if isinstance(listener, Path) else (listener,) if isinstance(listener, socket.socket) else listener
         )
         self._task: asyncio.Task[None] | None = None
+        self._taking: set[asyncio.Task[object]] = set()
 
     @property
     def port(self) -> int:
@@ -84,6 +90,21 @@ class HttpListener:
     def connection_count(self) -> int:
         """Open connections."""
         return len(self._server.server_state.connections)
+
+    def take(self, connection: socket.socket) -> None:
+        """Serves a client's connection that another process accepted. Raises OSError."""
+        connection.setblocking(False)
+        config, state = self._server.config, self._server.server_state
+        protocol = partial(LimitedHttpProtocol, self._guard, config=config, server_state=state, app_state={})
+        loop = asyncio.get_running_loop()
+        taking = loop.create_task(loop.connect_accepted_socket(protocol, connection))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taken)
+
+    def _taken(self, taking: "asyncio.Task[object]") -> None:
+        self._taking.discard(taking)
+        if not taking.cancelled():
+            taking.exception()  # the client left
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._serve())
