@@ -31,6 +31,10 @@ UNITS: Mapping[str, str] = measures.UNITS | {
     "top1_cuda_fp16": "share",
     "iou_p01_cuda_fp32": "share",  # 1st percentile of the IoU with the CPU's boxes, of the worst model
     "iou_p01_cuda_fp16": "share",
+    "box_share_cuda_fp32": "share",  # of boxes that overlap the CPU's by 0.98, of the worst model
+    "box_share_cuda_fp16": "share",
+    "likeness_min_cuda_fp32": "share",  # least cosine with the CPU's vectors
+    "likeness_min_cuda_fp16": "share",
     "nvdec_share": "share",  # of NVDEC alone, in the same run
     "best_share": "share",  # of the best aggregate over all numbers of streams
     "jain": "index",  # of fairness, over what each stream got
