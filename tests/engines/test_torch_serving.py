@@ -21,6 +21,13 @@ from penstock.engines.torch_serving.fusing import fold_normalisation, fuse_for_c
 from penstock.engines.torch_serving.instance import Instance, TorchRequest  # noqa: E402
 from penstock.engines.torch_serving.program import load_program, move_program, prepared_module, read_program  # noqa: E402
 from penstock.engines.torch_serving.runners import EagerRunner  # noqa: E402
+from penstock.engines.torch_serving.shared_program import (  # noqa: E402
+    ProgramConnector,
+    ProgramFile,
+    SharedRunner,
+    socket_folder,
+    start_process,
+)
 from penstock.engines.torch_serving.trial import fused_where_right  # noqa: E402
 from tests.engines import torch_programs  # noqa: E402
 from tests.engines.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
@@ -320,3 +327,34 @@ def test_torch_programs_of_the_tests_answer_what_they_say() -> None:
     """The lookup that the tests of a GPU's faults use answers a row of its table."""
     lookup = torch_programs.Lookup()
     torch.testing.assert_close(lookup(torch.tensor([[3]])), lookup.words.weight[3:4])
+
+
+def test_instances_of_a_shared_program_answer_what_pytorch_answers(saved: Path, tmp_path: Path) -> None:
+    """The process is a real one: it loads the program once, and ends when both instances have left."""
+    model = config(parameters={"program-process": "shared"}, dynamic_batching={})
+    spec = engine_spec(model, is_gpu=False)
+    processes = []
+
+    def start(program: ProgramFile, descriptor: int) -> Any:
+        processes.append(start_process(program, descriptor))
+        return processes[-1]
+
+    def runner_of(file: Path) -> SharedRunner:
+        folder = socket_folder(str(tmp_path / "slab"))
+        return SharedRunner(ProgramConnector(ProgramFile(file, model, -1), spec, folder, start).connect)
+
+    runners = [runner_of(saved), runner_of(saved)]
+    for runner, rows in zip((*runners, runners[0]), (1, 5, 8), strict=True):
+        runner.may_merge = True
+        batch = images(rows, seed=rows)
+        (outcome,) = Instance(spec, runner).answer([TorchRequest((batch.numpy(),))])
+        answer = torch.from_numpy(cast(Any, outcome)[0])
+        torch.testing.assert_close(answer, expected(batch), rtol=1e-4, atol=1e-4)
+    assert "run=eager" in runners[0].greeting.facts
+    for runner in runners:
+        runner.drop()
+    broken = tmp_path / "model.pt2"
+    broken.write_bytes(b"nothing")
+    with pytest.raises(TorchLoadError, match=r"is not a program of torch\.export\.save"):
+        runner_of(broken)
+    assert [process.wait(60) for process in processes] == [0, 0]

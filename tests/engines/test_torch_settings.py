@@ -158,6 +158,8 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
         ({"active-thread-percentage": "0"}, "is '0': say a whole number from 1 to 100"),
         ({"active-thread-percentage": "half"}, "is 'half': say a whole number from 1 to 100"),
         ({"batches-in-flight": "5"}, "parameter batches-in-flight is '5': say one of 1, 2, 3, 4"),
+        ({"program-process": "none"}, "parameter program-process is 'none': say one of own, shared"),
+        ({"program-process": "shared", "batches-in-flight": "2"}, "not possible if batches-in-flight is more than 1"),
         ({"image-decoder": "magic"}, "parameter image-decoder is 'magic': say gateway or engine"),
         ({"image-decoder": "engine"}, "needs exactly one input, of TYPE_STRING"),
     ],
@@ -182,6 +184,27 @@ def test_configuration_that_cannot_be_served_is_refused(changed: dict[str, Any],
     """In one sentence, when it is loaded."""
     with pytest.raises(TorchLoadError, match=sentence):
         on_gpu(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size is 0"),
+        ({"input": [{"name": "x", "data_type": "TYPE_BF16", "dims": [3]}]}, "'x' is BF16"),
+        ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]}, "'y' has variable dims"),
+    ],
+)
+def test_model_whose_program_cannot_be_shared_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    """Its tensors must have a fixed place in shared memory."""
+    with pytest.raises(TorchLoadError, match=f"program-process is 'shared', which is not possible if {sentence}"):
+        on_gpu({"program-process": "shared"}, **changed)
+
+
+def test_shared_program_spins_by_default() -> None:
+    """It is one process for all instances: one core, not one an instance."""
+    assert not on_gpu({"program-process": "shared"}).waits_blocking
+    assert on_gpu({"program-process": "shared", "event-wait": "block"}).waits_blocking
+    assert on_gpu().waits_blocking
 
 
 def test_spec_of_encoded_pictures_has_the_networks_own_input() -> None:
@@ -292,7 +315,7 @@ def gathered(driver: Driver, addresses: list[int], width: int = 0x100) -> list[P
     copies: list[PitchedRows] = []
 
     def copy(target: int, rows: PitchedRows, stream: int) -> bool:
-        assert (target, stream) == (7, 8)
+        assert (target, stream) == (7 + width * sum(before.count for before in copies), 8)
         copies.append(rows)
         return True
 
@@ -309,14 +332,28 @@ def test_tensors_at_equal_distances_in_one_region_are_copied_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "addresses",
-    [[0x1100, 0x1220, 0x1350], [0x1220, 0x1100], [0x1100, 0x1180], [0x1100, 0x1100], [0x1100, 0x9100], [0xA00, 0x1100]],
+    ("addresses", "counts"),
+    [
+        ([0x1100, 0x1220, 0x1350], [2, 1]),
+        ([0x1220, 0x1100], [1, 1]),
+        ([0x1100, 0x1180], [1, 1]),
+        ([0x1100, 0x1100, 0x1200], [1, 2]),
+        ([0x1100, 0x9100, 0x9200], [1, 2]),
+    ],
 )
-def test_tensors_that_lie_otherwise_are_not_copied_at_once(addresses: list[int]) -> None:
-    """Unequal distances, descending, overlapping, one tensor twice, two regions, or memory that is not page-locked."""
+def test_tensors_that_lie_otherwise_are_copied_in_several_parts(addresses: list[int], counts: list[int]) -> None:
+    """Unequal distances, descending, overlapping, one tensor twice, two regions: one after the other, without gaps."""
     maps = lines((0x1000, 0x9000, REGION), (0x9000, 0xA000, f"{REGION}_2"))
-    assert gathered(Driver(maps), addresses) == []
+    copies = gathered(Driver(maps), addresses)
+    assert [copy.count for copy in copies] == counts
+    assert [copy.address + row * copy.pitch for copy in copies for row in range(copy.count)] == addresses
+
+
+def test_tensors_outside_of_page_locked_memory_are_not_gathered() -> None:
+    """Then nothing is copied, also not those that lie in it."""
+    maps = lines((0x1000, 0x9000, REGION))
     assert gathered(Driver(maps, refuses=True), [0x1100, 0x1220]) == []
+    assert gathered(Driver(maps), [0x1100, 0xA00]) == []
 
 
 def test_memory_in_no_shared_region_is_left_alone() -> None:

@@ -7,10 +7,11 @@ batch-buckets    1;2;4;8 …                 default powers of two and the sizes
 fuse             0 or 1                    default 1: folds normalisation into convolutions; on a GPU also fuses bias,
                                            activation, sums and concatenations, if that answers correctly at load
 compiler         none or aot-inductor      default none; aot-inductor: compiles the program at its first load, on a GPU
-event-wait       block or spin             default block; spin uses a core per instance while it waits for the GPU
+event-wait       block or spin             default block, spin if shared; spin uses a core while it waits for the GPU
 check-answers    0 or 1                    default 1: where MPS limits the SMs, compares answers at load with the CPU's
 active-thread-percentage 1 to 100          default: all, or what `penstock up` chose; of the GPU, per instance; MPS only
 batches-in-flight 1 to 4                   default 1; more: begins batches while the one before is computed
+program-process  own or shared             default own; shared: one process runs the batches of all instances
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
 infer-dims       3;224;224                 the network's input, with image-decoder engine
 """
@@ -27,18 +28,8 @@ from .picture_spec import PictureSpec, picture_spec
 _DATA_TYPES = frozenset(("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"))
 _FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
 _KNOWN = (
-    "precision",
-    "channels-last",
-    "cuda-graphs",
-    "batch-buckets",
-    "fuse",
-    "compiler",
-    "event-wait",
-    "check-answers",
-    "active-thread-percentage",
-    "batches-in-flight",
-    "image-decoder",
-    "infer-dims",
+    *("precision", "channels-last", "cuda-graphs", "batch-buckets", "fuse", "compiler", "event-wait", "check-answers"),
+    *("active-thread-percentage", "batches-in-flight", "program-process", "image-decoder", "infer-dims"),
 )
 _MIN_SIMILARITY = 0.75  # of two names' letters, for a typing error
 IMAGE_RANK = 3
@@ -97,6 +88,7 @@ class EngineSpec:
     is_compiled: bool = False
     waits_blocking: bool = False
     batches_in_flight: int = 1
+    is_shared: bool = False  # one process runs the program for all instances
     checks_answers: bool = True
     thread_percentage: int | None = None  # of the GPU's threads under MPS, per instance; None: not set
     pictures: PictureSpec | None = None  # requests have encoded pictures
@@ -117,6 +109,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
     max_batch_size = int(config.get("max_batch_size", 0))
     is_image = any(spec.data_type in _FLOATS | {"UINT8"} and len(spec.dims) == IMAGE_RANK for spec in inputs)
     is_fixed = all(spec.is_fixed for spec in inputs)
+    is_shared = _is_shared(parameters, max_batch_size, (*inputs, *outputs), pictures)
     return EngineSpec(
         model=str(config.get("name", "")),
         inputs=inputs,
@@ -128,10 +121,11 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
         buckets=_buckets(parameters, max_batch_size),
         is_fused=parameters.flag("fuse", default=True),
         is_compiled=_is_compiled(parameters, is_fixed=is_fixed),
-        waits_blocking=_waits_blocking(parameters),
+        waits_blocking=_waits_blocking(parameters, is_shared=is_shared),
         checks_answers=parameters.flag("check-answers", default=True),
         thread_percentage=_thread_percentage(parameters),
         batches_in_flight=_batches_in_flight(parameters, pictures),
+        is_shared=is_shared,
         pictures=pictures,
         file_name=str(config.get("default_model_filename") or MODEL_FILE),
     )
@@ -139,8 +133,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
 
 def _buckets(parameters: Parameters, max_batch_size: int) -> tuple[int, ...]:
     """Ascending; the last one has the largest batch."""
-    value = parameters.text("batch-buckets")
-    if not value:
+    if not (value := parameters.text("batch-buckets")):
         return default_buckets(max_batch_size)
     words = [word.strip() for word in value.split(";") if word.strip()]
     if not words or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
@@ -183,9 +176,23 @@ def _thread_percentage(parameters: Parameters) -> int | None:
     return int(value) if value else None
 
 
-def _waits_blocking(parameters: Parameters) -> bool:
-    """Spinning saves microseconds, but uses one core per instance while the GPU works."""
-    return parameters.one_of("event-wait", ("block", "spin"), "block") == "block"
+def _waits_blocking(parameters: Parameters, *, is_shared: bool) -> bool:
+    """Spinning saves microseconds, but each process uses one core while the GPU works."""
+    return parameters.one_of("event-wait", ("block", "spin"), "spin" if is_shared else "block") == "block"
+
+
+def _is_shared(
+    parameters: Parameters, rows: int, tensors: Sequence[TorchTensorSpec], pictures: PictureSpec | None
+) -> bool:
+    if parameters.one_of("program-process", ("own", "shared"), "own") == "own":
+        return False
+    unfit = [f"'{one.name}' is {one.data_type}" for one in tensors if one.data_type in ("BF16", "STRING")]
+    unfit += [f"'{one.name}' has variable dims" for one in tensors if not one.is_fixed]
+    unfit += ["max_batch_size is 0"] * (rows < 1) + ["image-decoder is engine"] * (pictures is not None)
+    unfit += ["batches-in-flight is more than 1"] * (parameters.text("batches-in-flight") not in ("", "1"))
+    if unfit:
+        raise TorchLoadError(f"parameter program-process is 'shared', which is not possible if {unfit[0]}")
+    return True
 
 
 THREADS_VARIABLE = "PENSTOCK_MPS_THREADS"  # "MODEL=PERCENT MODEL=PERCENT", set by `penstock up`
@@ -200,18 +207,11 @@ def thread_percentage(spec: EngineSpec, environ: Mapping[str, str]) -> int | Non
     return int(percentage) if percentage.isdigit() else None
 
 
-def instance_count(config: Config) -> int:
-    """Instances of all groups on all their GPUs."""
-    groups = config.get("instance_group") or []
-    return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus") or [])) for group in groups))
-
-
 def _tensor(entry: Config) -> TorchTensorSpec:
     data_type = str(entry.get("data_type", "")).removeprefix("TYPE_")
     if data_type not in _DATA_TYPES:
-        raise TorchLoadError(
-            f"tensor '{entry.get('name')}' is {data_type or 'without a type'}: the torch backend has none"
-        )
+        found = data_type or "without a type"
+        raise TorchLoadError(f"tensor '{entry.get('name')}' is {found}: the torch backend has none")
     reshape = (entry.get("reshape") or {}).get("shape")
     dims = entry.get("dims", []) if reshape is None else reshape
     return TorchTensorSpec(str(entry.get("name", "")), data_type, tuple(int(dim) for dim in dims))
@@ -220,9 +220,7 @@ def _tensor(entry: Config) -> TorchTensorSpec:
 def _check_tensors(inputs: tuple[TorchTensorSpec, ...], outputs: tuple[TorchTensorSpec, ...]) -> None:
     for kind, specs in (("input", inputs), ("output", outputs)):
         if not specs:
-            raise TorchLoadError(
-                f"config.pbtxt names no {kind}, and {MODEL_FILE} does not tell what Triton is to call it"
-            )
+            raise TorchLoadError(f"config.pbtxt names no {kind}, and {MODEL_FILE} does not name it either")
         for spec in specs:
             if spec.data_type == "STRING":
                 raise TorchLoadError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .config import EngineSpec, instance_count, thread_percentage
+from .config import EngineSpec, thread_percentage
 from .dtypes import WIRE_TYPES
 from .instance import Instance, Reader, Runner, TorchRequest
 from .parameters import Config, TorchLoadError, TorchRequestError
@@ -72,6 +72,36 @@ class OpenedInstance:
     enter_thread: Callable[[], object]  # call it first in every other thread that uses the instance: sets CUDA's device
 
 
+@dataclass(frozen=True)
+class OpenedRunner:
+    """A loaded program. note, facts: see OpenedInstance."""
+
+    runner: Runner
+    device: Any
+    note: str
+    facts: str
+
+
+def open_runner(
+    file: Path,
+    spec: EngineSpec,
+    placement: InstanceDevice,
+    report: Callable[[str], object] = lambda _: None,
+    *,
+    slots: int,  # of a GPU's runs whose outputs are kept; with two, copies overlap with runs
+    is_lent: bool = False,
+) -> OpenedRunner:
+    """The program in a file, on its device. report: gets a line before what takes long. Raises TorchLoadError."""
+    device = _device(placement, spec)
+    loaded = load_program(file, spec, device, report)
+    runner: Runner
+    if spec.has_cuda_graphs:
+        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=is_lent)
+    else:
+        runner = EagerRunner(loaded.program, spec, device)
+    return OpenedRunner(runner, device, loaded.note, _log_fields(spec, device, loaded))
+
+
 def open_instance(
     folder: Path, spec: EngineSpec, placement: InstanceDevice, report: Callable[[str], object] = lambda _: None
 ) -> OpenedInstance:
@@ -79,17 +109,11 @@ def open_instance(
 
     Raises TorchLoadError.
     """
-    device = _device(placement, spec)
-    loaded = load_program(folder / spec.file_name, spec, device, report)
-    runner: Runner
-    if spec.has_cuda_graphs:
-        slots = spec.batches_in_flight  # with two, execute returns before the run has ended
-        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=slots > 1)
-    else:
-        runner = EagerRunner(loaded.program, spec, device)
-    instance, facts = Instance(spec, runner, _reader(spec, device)), _log_fields(spec, device, loaded)
-    enter_thread = partial(torch.cuda.set_device, device) if placement.is_gpu else lambda: None
-    return OpenedInstance(instance, loaded.note, facts, enter_thread)
+    slots = spec.batches_in_flight  # with two, execute returns before the run has ended
+    opened = open_runner(folder / spec.file_name, spec, placement, report, slots=slots, is_lent=slots > 1)
+    instance = Instance(spec, opened.runner, _reader(spec, opened.device))
+    enter_thread = partial(torch.cuda.set_device, opened.device) if placement.is_gpu else lambda: None
+    return OpenedInstance(instance, opened.note, opened.facts, enter_thread)
 
 
 def _device(placement: InstanceDevice, spec: EngineSpec) -> Any:
@@ -123,6 +147,12 @@ def _log_fields(spec: EngineSpec, device: Any, loaded: Loaded) -> str:
         f"fuse={loaded.fused} wait={'block' if spec.waits_blocking else 'spin'} in-flight={spec.batches_in_flight}"
         f"{' trial=' * bool(loaded.trial)}{loaded.trial}"
     )
+
+
+def instance_count(config: Config) -> int:
+    """Instances of all groups on all their GPUs."""
+    groups = config.get("instance_group") or []
+    return max(1, sum(int(group.get("count", 1)) * max(1, len(group.get("gpus") or [])) for group in groups))
 
 
 def available_cores() -> int:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -212,7 +213,7 @@ class Instance:
 
 def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
     return {
-        place: answer if isinstance(answer, TorchRequestError) else tuple(rows.clone() for rows in answer)
+        place: answer if isinstance(answer, TorchRequestError) else tuple(deepcopy(rows) for rows in answer)
         for place, answer in answers.items()
     }
 

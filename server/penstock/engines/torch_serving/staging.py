@@ -8,7 +8,6 @@ import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 SHARED_MEMORY = ("/dev/shm/", "/memfd:")  # Triton's, and the gateway's, which has no name in a folder
@@ -29,11 +28,23 @@ class PitchedRows:
 CopyRows = Callable[[int, PitchedRows, int], bool]
 
 
-def pitch_of(addresses: Sequence[int], width: int) -> int:
-    """The distance of the ascending addresses if it is one and at least width; else 0."""
-    pitch = addresses[1] - addresses[0]
-    is_even = all(after - before == pitch for before, after in pairwise(addresses))
-    return pitch if is_even and pitch >= width else 0
+def pitched_runs(addresses: Sequence[int], places: Sequence[int], width: int) -> list[PitchedRows]:
+    """Copies for the blocks, in order: ascending neighbours of one region at one distance share a copy.
+
+    places: number of each block's region.
+    """
+    runs: list[PitchedRows] = []
+    begin = 0
+    while begin < len(addresses):
+        end, pitch = begin + 1, width
+        while end < len(addresses) and places[end] == places[begin]:
+            distance = addresses[end] - addresses[end - 1]
+            if distance < width or (end > begin + 1 and distance != pitch):
+                break
+            end, pitch = end + 1, distance
+        runs.append(PitchedRows(addresses[begin], pitch, width, end - begin))
+        begin = end
+    return runs
 
 
 @dataclass(frozen=True, order=True)
@@ -88,15 +99,17 @@ class PinnedRegions:
         return self._known[place] in self._locked
 
     def gather(self, target: int, addresses: Sequence[int], width: int, stream: int) -> bool:
-        """Whether the blocks were copied by one call: all in one page-locked region, at equal distances.
+        """Whether the blocks were copied: all lie in page-locked regions. One copy for blocks at equal distances.
 
-        target: the GPU's address. width: of each block, bytes. The copy is asynchronous, on the CUDA stream.
+        target: the GPU's address. width: of each block, bytes. The copies are asynchronous, on the CUDA stream.
         """
-        first, last = addresses[0], addresses[-1]
-        pitch = pitch_of(addresses, width)
-        if not pitch or not self.pin(first) or not self.pin(last) or self._place(first) != self._place(last):
+        if not all(self.pin(address) for address in addresses):
             return False
-        return self._copy(target, PitchedRows(first, pitch, width, len(addresses)), stream)
+        for run in pitched_runs(addresses, [self._place(address) for address in addresses], width):
+            if not self._copy(target, run, stream):
+                return False
+            target += run.count * width
+        return True
 
     def _place(self, address: int) -> int:
         return bisect.bisect_right(self._known, address, key=lambda mapping: mapping.begin) - 1

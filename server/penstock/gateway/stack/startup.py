@@ -198,9 +198,11 @@ def _clients_of(path: Path, batching: OptionTexts) -> list[ModelClients]:
     except InvalidRequest:  # it is reported when the model is loaded
         return rows
     own = config.parameters.get("active-thread-percentage", "")
+    is_shared = config.parameters.get("program-process", "").strip().lower() == "shared"
     return [
         replace(
             row,
+            count=1 if is_shared else row.count,
             max_rows=options.max_batch_size,
             is_merged=options.owner is not BatchOwner.OFF and options.max_batch_size > 1,
             is_checked=config.backend == "torch" and config.parameters.get("check-answers", "1") != "0",

@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import triton_python_backend_utils as pb_utils
 from torch_serving.config import EngineSpec, Precision, engine_spec
 from torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
 from torch_serving.parameters import Config, TorchLoadError, TorchRequestError
+from torch_serving.shared_program import ProgramFile, numpy_runner, open_shared_instance, socket_folder
 from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable, readable_answered
 
 
@@ -46,6 +47,41 @@ class TritonPythonModel:
             raise _load_failure(self._name, error) from None
 
     def _open(self, args: dict[str, str]) -> None:
+        config: Config = json.loads(args["model_config"])
+        is_gpu = args["model_instance_kind"] == "GPU"
+        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
+        self._slab = SlabReader(os.environ.get(FILE_VARIABLE))
+        folder = Path(args["model_repository"], args["model_version"])
+        instance = f"instance={args['model_instance_name']} version={args['model_version']}"
+        if self._spec.is_shared:
+            device_id = int(args["model_instance_device_id"]) if is_gpu else -1
+            facts = self._open_shared(ProgramFile(folder / self._spec.file_name, config, device_id))
+        else:
+            facts = self._open_own(folder, args, config)
+        pb_utils.Logger.log_info(f"torch backend ready {instance} {facts}")
+
+    def _open_shared(self, program: ProgramFile) -> str:
+        """Connects to the process that runs the program; returns its facts. Imports no torch."""
+        shared = open_shared_instance(program, self._spec, socket_folder(os.environ.get(FILE_VARIABLE)))
+        self._instance, self._pipeline, self._reads_at_end = shared.instance, None, False
+        self._is_broken, self._end_after = _never, _nothing  # its process is started again at the next run
+        is_gpu = program.device_id >= 0
+        why = _why_not_merged(numpy_runner(shared.instance, self._spec), self._spec, program.config, is_gpu=is_gpu)
+        if why:
+            self._merge_nothing(shared.instance, why)
+        else:
+            shared.runner.may_merge = "dynamic_batching" in program.config
+        self._close = shared.runner.drop
+        if note := shared.runner.greeting.note:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {note}")
+        return f"{shared.runner.greeting.facts} process=shared"
+
+    def _merge_nothing(self, instance: Instance, why: str) -> None:
+        instance.merge_nothing()
+        pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
+
+    def _open_own(self, folder: Path, args: dict[str, str], config: Config) -> str:
+        """Loads the program into this process; returns its facts."""
         try:
             from torch.utils.dlpack import from_dlpack, to_dlpack
             from torch_serving import device
@@ -56,17 +92,13 @@ class TritonPythonModel:
 
         self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
         self._is_broken, self._end_after = device.is_broken, device.exit_after
-        config: Config = json.loads(args["model_config"])
         is_gpu = args["model_instance_kind"] == "GPU"
-        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
-        self._slab = SlabReader(os.environ.get(FILE_VARIABLE))
-        folder = Path(args["model_repository"], args["model_version"])
         placement = device.InstanceDevice(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement, self._report)
         self._instance = opened.instance
-        if why := _why_not_merged(opened.instance, self._spec, config, is_gpu=is_gpu):
-            opened.instance.merge_nothing()
-            pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
+        runner = device.array_runner(opened.instance, self._spec)
+        if why := _why_not_merged(runner, self._spec, config, is_gpu=is_gpu):
+            self._merge_nothing(opened.instance, why)
         self._reads_at_end = self._tensors_are_read_at_the_end()
         self._pipeline = (
             Pipeline(
@@ -79,10 +111,12 @@ class TritonPythonModel:
             if self._spec.batches_in_flight > 1
             else None
         )
+        if self._pipeline is not None:
+            self._close = self._pipeline.close
         if opened.note:
             pb_utils.Logger.log_warn(f"model '{self._name}': {opened.note}")
-        instance = f"instance={args['model_instance_name']} version={args['model_version']}"
-        pb_utils.Logger.log_info(f"torch backend ready {instance} {opened.facts}")
+        facts: str = opened.facts
+        return facts
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """One response per request, in order; None if they are sent later by each request's sender."""
@@ -139,14 +173,15 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Answers batches in flight, then ends the instance."""
-        if getattr(self, "_pipeline", None) is not None:
-            self._pipeline.close()
+        getattr(self, "_close", _nothing)()
 
     def _ask(self, request: Any) -> TorchRequest:
         inputs = {tensor.name(): tensor for tensor in request.inputs()}
         if self._spec.pictures is not None:
             elements = inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()
             return TorchRequest(pictures=tuple(map(self._slab.picture, elements)))
+        if self._spec.is_shared:
+            return TorchRequest(tuple(_host_rows(inputs[spec.name]) for spec in self._spec.inputs))
         return TorchRequest(tuple(self._from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
 
     def _responses(self, outcomes: Sequence[Outcome]) -> list[Any]:
@@ -155,11 +190,12 @@ class TritonPythonModel:
     def _response(self, outcome: Outcome) -> Any:
         if isinstance(outcome, TorchRequestError):
             return _error_response(f"model '{self._name}': {outcome}", pb_utils.TritonError.INVALID_ARG)
-        tensors = [
-            pb_utils.Tensor.from_dlpack(spec.name, self._to_dlpack(rows))
-            for spec, rows in zip(self._spec.outputs, outcome, strict=True)
-        ]
+        make = pb_utils.Tensor if self._spec.is_shared else self._tensor
+        tensors = [make(spec.name, rows) for spec, rows in zip(self._spec.outputs, outcome, strict=True)]
         return pb_utils.InferenceResponse(tensors)
+
+    def _tensor(self, name: str, rows: Any) -> Any:
+        return pb_utils.Tensor.from_dlpack(name, self._to_dlpack(rows))
 
     def _failed(self, error: Exception, count: int) -> list[Any]:
         """Error responses for a batch. If the CUDA context is lost, the process ends and is replaced."""
@@ -177,8 +213,13 @@ class TritonPythonModel:
         pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
 
 
-def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_gpu: bool) -> str:
-    """Why not, by configuration and trial; empty if requests may share a run, or always come one by one."""
+def _why_not_merged(
+    run: Callable[[dict[str, Any]], dict[str, Any] | str], spec: EngineSpec, config: Config, *, is_gpu: bool
+) -> str:
+    """Why not, by configuration and trial; empty if requests may share a run, or always come one by one.
+
+    run: see device.array_runner.
+    """
     if spec.max_batch_size < 2 or "dynamic_batching" not in config:
         return ""
     try:
@@ -187,19 +228,28 @@ def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_
             return row_trial.DENIED
     except ValueError as error:
         return str(error)
-    from torch_serving.device import array_runner  # it imports torch
-
     is_reduced = spec.precision is not Precision.FP32 or is_gpu
     tolerance = row_trial.tolerance_of([one.data_type for one in (*spec.inputs, *spec.outputs)], is_reduced=is_reduced)
     inputs = [row_trial.InputSpec(one.name, one.data_type, one.dims) for one in spec.inputs]
     if spec.pictures is not None:
         inputs = [row_trial.InputSpec(spec.inputs[0].name, "BYTES", (1,))]
     trial = row_trial.row_trial(inputs, tolerance, takes_pictures=spec.pictures is not None)
-    return row_trial.run_trial(trial, array_runner(instance, spec))
+    return row_trial.run_trial(trial, run)
 
 
 def _nothing() -> None:
     """No batch is in flight."""
+
+
+def _never(_: BaseException) -> bool:
+    return False
+
+
+def _host_rows(tensor: Any) -> Any:
+    """The tensor as an array. Raises TorchRequestError if it is in a GPU's memory."""
+    if not tensor.is_cpu():
+        raise TorchRequestError("program-process: shared takes no tensors in CUDA shared memory")
+    return tensor.as_numpy()
 
 
 def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
