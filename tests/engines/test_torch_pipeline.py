@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -130,9 +130,16 @@ def desk() -> Desk:
     return Desk()
 
 
+def pipeline_of(
+    instance: Instance, desk: Desk, *, in_flight: int = 2, enter: Callable[[], object] = lambda: None
+) -> Pipeline:
+    """Delivers the outcomes themselves."""
+    return Pipeline(instance, instance.finish, desk.deliver, report=desk.report, in_flight=in_flight, enter=enter)
+
+
 @pytest.fixture
 def pipeline(runner: PlayedRunner, desk: Desk) -> Iterator[Pipeline]:
-    made = Pipeline(Instance(spec(), runner), desk.deliver, report=desk.report, in_flight=2)
+    made = pipeline_of(Instance(spec(), runner), desk)
     yield made
     runner.let.set()
     made.close()
@@ -179,7 +186,7 @@ def test_second_batch_begins_beside_the_first_and_waits_for_its_answer(
 def test_more_batches_are_in_flight_if_the_instance_has_slots_for_them(desk: Desk) -> None:
     """With four, the fourth put is the first that waits, and each batch gets its own rows."""
     runner = PlayedRunner(slots=4)
-    pipeline = Pipeline(Instance(spec(), runner), desk.deliver, report=desk.report, in_flight=4)
+    pipeline = pipeline_of(Instance(spec(), runner), desk, in_flight=4)
     for number in (STUCK, 1.0, 2.0):
         put(pipeline, str(number), number)
     assert desk.answers == []
@@ -258,8 +265,7 @@ def test_close_answers_what_is_in_flight_and_ends_the_thread(runner: PlayedRunne
     """No request is left without an answer when its model is unloaded, though the thread has not taken it up yet."""
     entered = threading.Event()
     instance = Instance(spec(), runner)
-    enter = lambda: entered.wait(TIMEOUT_S)  # noqa: E731
-    pipeline = Pipeline(instance, desk.deliver, report=desk.report, in_flight=2, enter=enter)
+    pipeline = pipeline_of(instance, desk, enter=lambda: entered.wait(TIMEOUT_S))
     put(pipeline, "last", 1.0)
     closing = threading.Thread(target=pipeline.close)
     closing.start()
@@ -290,13 +296,8 @@ def test_nothing_of_a_request_is_kept_when_it_is_answered(pipeline: Pipeline, de
 def test_thread_of_the_answers_enters_before_it_waits_for_a_run(runner: PlayedRunner, desk: Desk) -> None:
     """CUDA's current device is each thread's own."""
     entered: list[str] = []
-    pipeline = Pipeline(
-        Instance(spec(), runner),
-        desk.deliver,
-        report=desk.report,
-        in_flight=2,
-        enter=lambda: entered.append(threading.current_thread().name),
-    )
+    enter = lambda: entered.append(threading.current_thread().name)  # noqa: E731
+    pipeline = pipeline_of(Instance(spec(), runner), desk, enter=enter)
     put(pipeline, "first", 1.0)
     desk.wait(1)
     pipeline.close()

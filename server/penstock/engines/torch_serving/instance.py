@@ -261,8 +261,8 @@ def _split(run: _Run, outputs: tuple[Any, ...]) -> dict[int, Outcome]:
 
 _CLOSE_TIMEOUT_S = 10.0  # for batches in flight when the model is unloaded
 
-# (the argument of `put`, one outcome per request in order, or the error of all)
-Deliver = Callable[[Any, "list[Outcome] | Exception"], None]
+Finish = Callable[[StartedBatch], Any]  # waits for the oldest batch in flight
+Deliver = Callable[[Any, Any], None]  # (the argument of `put`, what finish returned or raised)
 
 
 class Pipeline:
@@ -271,6 +271,7 @@ class Pipeline:
     def __init__(
         self,
         instance: Instance,
+        finish: Finish,
         deliver: Deliver,  # gets each batch, in order
         *,
         report: Callable[[Exception], object],  # gets errors of deliver
@@ -278,6 +279,7 @@ class Pipeline:
         enter: Callable[[], object] = lambda: None,  # called once, first
     ) -> None:
         self._instance = instance
+        self._finish = finish
         self._deliver = deliver
         self._report = report
         self._in_flight = in_flight
@@ -321,8 +323,8 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001  thread root, so that later batches are answered
             self._report(error)
 
-    def _finished(self, started: StartedBatch) -> list[Outcome] | Exception:
+    def _finished(self, started: StartedBatch) -> Any:
         try:
-            return self._instance.finish(started)
+            return self._finish(started)
         except Exception as error:  # noqa: BLE001  it becomes the batch's outcome
             return error  # not assigned: the traceback would form a cycle with this frame and its tensors

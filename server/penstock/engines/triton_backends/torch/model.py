@@ -18,7 +18,7 @@ import numpy as np
 import row_trial
 import triton_python_backend_utils as pb_utils
 from torch_serving.config import EngineSpec, Precision, engine_spec
-from torch_serving.instance import Instance, Outcome, Pipeline, TorchRequest
+from torch_serving.instance import Instance, Outcome, Pipeline, StartedBatch, TorchRequest
 from torch_serving.parameters import Config, TorchLoadError, TorchRequestError
 from torch_serving.shared_program import ProgramFile, numpy_runner, open_shared_instance, socket_folder
 from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable, readable_answered
@@ -103,6 +103,7 @@ class TritonPythonModel:
         self._pipeline = (
             Pipeline(
                 opened.instance,
+                self._answered,
                 self._deliver,
                 report=self._log,
                 in_flight=self._spec.batches_in_flight,
@@ -139,8 +140,16 @@ class TritonPythonModel:
         pb_utils.Logger.log_warn(f"model '{self._name}': {error}; the gateway sends pictures instead")
         return _error_response(str(error), pb_utils.TritonError.INTERNAL)
 
+    def _answered(self, started: StartedBatch) -> list[Any]:
+        """The responses of the oldest batch in flight, made while the GPU computes if Triton reads them later."""
+        if not self._reads_at_end:
+            return self._responses(self._instance.finish(started))
+        responses = self._responses(self._instance.expected(started))
+        self._instance.finish(started)
+        return responses
+
     def _tensors_are_read_at_the_end(self) -> bool:
-        """Whether Triton reads a response's memory after execute returns: then it is made while the GPU computes."""
+        """Whether Triton reads a tensor's memory when its response is sent, not when it is made."""
         import torch
 
         rows = torch.zeros(1)
@@ -156,15 +165,9 @@ class TritonPythonModel:
             return self._failed(error, len(requests))
         return None
 
-    def _deliver(self, senders: Sequence[Any], outcomes: list[Outcome] | Exception) -> None:
+    def _deliver(self, senders: Sequence[Any], answered: list[Any] | Exception) -> None:
         """Sends the responses of one batch, in the pipeline's thread. A failure to send one does not affect others."""
-        try:
-            if isinstance(outcomes, Exception):
-                responses = self._failed(outcomes, len(senders))
-            else:
-                responses = self._responses(outcomes)
-        except Exception as error:  # noqa: BLE001  root: an unanswered client would wait forever
-            responses = self._failed(error, len(senders))
+        responses = self._failed(answered, len(senders)) if isinstance(answered, Exception) else answered
         for sender, response in zip(senders, responses, strict=True):
             try:
                 sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
