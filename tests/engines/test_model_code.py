@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2
 
 from penstock.engines.load_policy import MAX_FIELDS, check_model, parse_config, read_header
+from penstock.engines.ort_serving.tensorrt_rtx import FOLDER, RUNTIME_CACHE
 from penstock.protocol.errors import InvalidRequest
 from tests.engines import onnx_models
 
@@ -23,7 +24,18 @@ FILE_FIELDS = {
     "input_data_file": lambda name: {"model_warmup": [{"name": "w", "inputs": {"x": {"input_data_file": name}}}]},
     "data_file": lambda name: {"sequence_batching": {"state": [{"initial_state": [{"data_file": name}]}]}},
 }
-ACCELERATOR = {"name": "tensorrt", "parameters": {"trt_engine_cache_path": "/tmp"}}
+
+
+def accelerator(name: str, option: str) -> dict[str, object]:
+    """A config with an option of one of ONNX Runtime's providers."""
+    gpu = [{"name": name, "parameters": {option: "/tmp"}}]
+    return {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": gpu}}}
+
+
+PROVIDER_OPTIONS = [
+    *(("tensorrt", "trt_engine_cache_path"), ("tensorrt", "int8_calibration_table_name"), ("openvino", "load_config")),
+    *(("cuda", "gpu_external_alloc"), ("cuda", "GPU_EXTERNAL_FREE"), ("cuda", "user_compute_stream")),
+]
 CODE_FIELDS: dict[str, dict[str, object]] = {
     **{f"backend {name!r}": {"backend": name} for name in ("python", "Python", " onnxruntime", "pytorch", "../x")},
     "platform 'pytorch_libtorch'": {"platform": "pytorch_libtorch"},
@@ -39,9 +51,7 @@ CODE_FIELDS: dict[str, dict[str, object]] = {
     "'session.collect_node_memory_stats_to_file'": {
         "parameters": {"session.collect_node_memory_stats_to_file": {"string_value": "/tmp/x"}}
     },
-    "'trt_engine_cache_path'": {
-        "optimization": {"execution_accelerators": {"gpu_execution_accelerator": [ACCELERATOR]}}
-    },
+    **{f"'{option}'": accelerator(name, option) for name, option in PROVIDER_OPTIONS},
 }
 CODE_FILES = [
     *(
@@ -53,6 +63,7 @@ CODE_FILES = [
         "model.engine",
         "1/model.savedmodel/x",
     ),
+    *("1/tensorrt-rtx/runtime-cache/x", "tensorrt/x.profile"),
     *("libtriton_onnxruntime.so", "1/libtriton_onnxruntime.so", "1/libx.so.1", "config.pbtxt", "env.tar.gz", "readme"),
 ]
 
@@ -104,6 +115,18 @@ def test_file_that_can_hold_code_is_refused_unless_code_is_allowed(name: str) ->
         with pytest.raises(InvalidRequest, match=re.escape(repr(name)) + ".*--allow-model-code"):
             check(config, {name: b"x"})
     check({}, {name: b"x"}, allows_code=True)
+
+
+def test_engine_for_a_gpu_beside_a_model_is_refused_unless_code_is_allowed() -> None:
+    """Also as external data, and if it is a plain ONNX file: its cache of kernels would be read with it."""
+    plain, cache = bytes(onnx_models.plus(1).SerializeToString()), f"{FOLDER}/{RUNTIME_CACHE}/kernels"
+    for files in (
+        {"1/model.onnx": plain, f"1/{FOLDER}/model-sm89-fp32-0.onnx": plain},
+        {"1/model.onnx": with_external(cache), f"1/{cache}": b"x"},
+    ):
+        with pytest.raises(InvalidRequest, match=r"is in a folder for compiled engines.*--allow-model-code"):
+            check({}, files)
+        check({}, files, allows_code=True)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.ort_serving.config import OnnxTensorSpec, OrtLoadError, Signature
+from penstock.engines.ort_serving.config import Config, OnnxTensorSpec, OrtLoadError, Signature
 from penstock.engines.ort_serving.placement import (
     MAX_BUCKETS,
     EngineFacts,
@@ -158,6 +158,21 @@ def with_accelerator(kind: str, name: str) -> dict[str, Any]:
 def test_unused_accelerators_are_stated(kind: str, name: str, sentences: list[str]) -> None:
     """What only NGC's backend has is not silently left out."""
     assert list(unused_accelerators(with_accelerator(kind, name))) == sentences
+
+
+@pytest.mark.parametrize(
+    "option", ["gpu_external_alloc", "user_compute_stream", "has_user_compute_stream", "Device_id"]
+)
+def test_cuda_option_that_is_an_address_or_unknown_is_rejected(option: str) -> None:
+    """On any machine: ONNX Runtime would call a function at that address. Its other options are accepted."""
+
+    def config(name: str) -> Config:
+        gpu = [{"name": "cuda", "parameters": {name: "1"}}]
+        return {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": gpu}}}
+
+    with pytest.raises(OrtLoadError, match=f"the cuda accelerator has no parameter '{option}': set one of arena_ext"):
+        unused_accelerators(config(option))
+    assert unused_accelerators(config("gpu_mem_limit")) == ()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

@@ -112,6 +112,11 @@ _FILE_PARAMETER = re.compile(
     r"(?:^|[^a-z0-9])(?:dir|directory|env|file|filename|filepath|files|folder|libs?|library|libraries|module|paths?"
     r"|plugins?|prefix|script)(?![a-z0-9])"
 )
+# Options of ONNX Runtime's providers whose value is an address in the engine's process, or a file by another word:
+# gpu_external_alloc, user_compute_stream, int8_calibration_table_name, load_config.
+_UNSAFE_OPTION = re.compile(r"external|user_compute_stream|address|table_name|load_config")
+# Folders beside a model from which providers load compiled kernels.
+_ENGINE_FOLDERS = ("tensorrt-rtx", "tensorrt")
 # Triton loads libtriton_BACKEND.so from a model's folder, and its Python backend loads model.py.
 _CODE_SUFFIXES = re.compile(
     r"\.(?:bat|cubin|dll|dylib|engine|exe|fatbin|jar|joblib|pbtxt|pickle|pkl|plan|ptx|pt|pt2|pth|py[cdo]?"
@@ -135,6 +140,8 @@ def check_model(
     problem = "" if allows_code or config is None else next(_code_in(config), "")
     if problem:
         raise InvalidRequest(f"the request has a model with {problem}, which can run code here; {REMEDY}")
+    if not allows_code:
+        _check_folders(files)
     weights = set(_check_onnx_files(files, allows_code=allows_code))
     if not allows_code:
         _check_file_kinds(files, weights | _named_files(fields))
@@ -180,9 +187,13 @@ def _code_in(config: model_config_pb2.ModelConfig) -> Iterator[str]:
         ("model_operations.op_library_filename", config.model_operations.op_library_filename),
         ("model_repository_agents", [agent.name for agent in config.model_repository_agents.agents]),
         ("default_model_filename", [name for name in names if name and not name.endswith(ONNX_SUFFIX)]),
-        ("parameter", [name for name in _parameters(config) if _FILE_PARAMETER.search(name.lower())]),
+        ("parameter", [name for name in _parameters(config) if _is_unsafe(name.lower())]),
     ]
     return (f"{field} {quoted(value)}" for field, values in found for value in values)
+
+
+def _is_unsafe(parameter: str) -> bool:
+    return bool(_FILE_PARAMETER.search(parameter) or _UNSAFE_OPTION.search(parameter))
 
 
 def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
@@ -213,6 +224,15 @@ def _check_operators(operators: set[tuple[str, str]], name: str) -> None:
             raise InvalidRequest(
                 f"the file {quoted(name)} in the request needs the custom operator {quoted(f'{domain}:{operator}')}, "
                 f"which can run code here; {REMEDY}"
+            )
+
+
+def _check_folders(files: Iterable[str]) -> None:
+    for name in files:
+        if any(folder in PurePosixPath(name).parts for folder in _ENGINE_FOLDERS):
+            raise InvalidRequest(
+                f"the file {quoted(name)} in the request is in a folder for compiled engines, which run on the GPU; "
+                f"{REMEDY}"
             )
 
 

@@ -213,6 +213,15 @@ def cuda_options(
     return options if stream is None else options | {"user_compute_stream": str(stream)}
 
 
+# Of CUDAExecutionProvider. Others, such as gpu_external_alloc and user_compute_stream, are addresses in the process.
+_CUDA_OPTIONS = frozenset(
+    (
+        *("device_id", "enable_cuda_graph", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"),
+        *("cudnn_conv_algo_search", "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "fuse_conv_bias"),
+        *("use_tf32", "prefer_nhwc", "use_ep_level_unified_stream", "enable_skip_layer_norm_strict_mode"),
+        *("sdpa_kernel", "tunable_op_enable", "tunable_op_tuning_enable", "tunable_op_max_tuning_duration_ms"),
+    )
+)
 _KNOWN_ACCELERATORS = {"cpu": ("openvino",), "gpu": ("cuda", "tensorrt")}
 _UNUSED_ACCELERATORS = {
     "openvino": "the CPU accelerator openvino is not in this onnxruntime: its own CPU kernels are used",
@@ -222,7 +231,7 @@ _UNUSED_ACCELERATORS = {
 
 
 def unused_accelerators(config: Config) -> tuple[str, ...]:
-    """A sentence for each accelerator that only NGC's backend has. Raises OrtLoadError for an unknown one."""
+    """A sentence for each accelerator that only NGC's backend has. Raises OrtLoadError for an unknown one or option."""
     accelerators = config.get("optimization", {}).get("execution_accelerators") or {}
     found = []
     for kind, known in _KNOWN_ACCELERATORS.items():
@@ -230,6 +239,9 @@ def unused_accelerators(config: Config) -> tuple[str, ...]:
             name = accelerator["name"]
             if name not in known:
                 raise OrtLoadError(f"unknown {kind.upper()} execution accelerator '{name}': set {' or '.join(known)}")
+            if unknown := sorted(set(accelerator.get("parameters", {}) if name == "cuda" else ()) - _CUDA_OPTIONS):
+                known_text = ", ".join(sorted(_CUDA_OPTIONS))
+                raise OrtLoadError(f"the cuda accelerator has no parameter '{unknown[0]}': set one of {known_text}")
             found.append(_UNUSED_ACCELERATORS.get(name, ""))
     return tuple(filter(None, found))
 

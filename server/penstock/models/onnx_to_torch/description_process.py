@@ -68,11 +68,21 @@ def describe_with_samples(path: Path, folder: Path) -> None:
         for number, rows in enumerate(batches):
             inputs = [_noise(drawn, dtype, [rows, *shape[1:]]) for dtype, shape in graph["samples"]]
             answers = session.run(graph["outputs"], dict(zip(graph["inputs"], inputs, strict=True)))
+            _check_finite(graph["outputs"], answers)
             arrays |= {f"{number}.in.{place}": array for place, array in enumerate(inputs)}
             arrays |= {f"{number}.out.{place}": array for place, array in enumerate(answers)}
     except ORT_ERRORS as error:
         raise CannotDescribe(f"ONNX Runtime does not run the model: {ort_error_text(error)}") from error
     np.savez(folder / "samples.npz", count=np.array(len(batches)), **arrays)
+
+
+def _check_finite(names: Sequence[str], answers: Sequence[Any]) -> None:
+    """Raises CannotDescribe for an output that cannot be compared."""
+    for name, answer in zip(names, answers, strict=True):
+        if not isinstance(answer, np.ndarray) or answer.dtype.kind not in "biuf":
+            raise CannotDescribe(f"its output {name!r} is not a tensor of numbers")
+        if answer.size and not np.isfinite(answer).any():
+            raise CannotDescribe(f"its output {name!r} has no finite value on noise, so its weights may be damaged")
 
 
 def _noise(drawn: np.random.Generator, dtype: str, shape: list[int]) -> Any:
