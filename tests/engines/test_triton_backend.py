@@ -146,12 +146,15 @@ async def test_infer_past_deadline_never_leaves(backend: TritonEngine, fake: Fak
 
 async def test_infer_without_a_listener_is_unavailable_at_once() -> None:
     """A refused connection is an answer, not a wait."""
-    async with TritonEngine(http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1) as backend:
+    patient = CallTimeouts(connect_s=60.0)
+    async with TritonEngine(
+        http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1, timeouts=patient
+    ) as backend:
         started = time.monotonic()
         with pytest.raises(EngineUnavailable, match=r"no connection to the engine at 127\.0\.0\.1:9"):
             await backend.infer(request())
 
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10
         assert await backend.ready() is False
 
 
@@ -165,7 +168,7 @@ async def test_control_call_hung_engine_is_unavailable_in_its_time(fake: FakeTri
         started = time.monotonic()
 
         assert await backend.ready() is False
-        assert 0.15 < time.monotonic() - started < 1
+        assert 0.15 < time.monotonic() - started < 5
 
 
 async def test_metadata_and_config_are_ours(backend: TritonEngine) -> None:

@@ -196,16 +196,12 @@ async def test_relay_past_deadline_never_leaves(http: TritonHttpClient, fake: Fa
 async def test_relay_without_deadline_ends_at_the_timeout(fake: FakeTriton) -> None:
     """A read waits `read_s`, everything else `call_s`."""
     fake.mode = Mode.SLOW
-    http = TritonHttpClient(
-        parse_engine_url(fake.http_url), max_connections=2, timeouts=CallTimeouts(read_s=0.1, call_s=0.3)
-    )
-    started = time.monotonic()
-
-    with pytest.raises(DeadlineExceeded):
-        await http.relay(HttpCall("GET", b"/v2", (), b""), deadline=None)
-    assert time.monotonic() - started < 0.25
-    with pytest.raises(DeadlineExceeded):
-        await http.relay(INFER, deadline=None)
+    calls = (HttpCall("GET", b"/v2", (), b""), CallTimeouts(read_s=0.1)), (INFER, CallTimeouts(call_s=0.1))
+    for call, timeouts in calls:
+        http = TritonHttpClient(parse_engine_url(fake.http_url), max_connections=2, timeouts=timeouts)
+        async with asyncio.timeout(5):
+            with pytest.raises(DeadlineExceeded):
+                await http.relay(call, deadline=None)
 
 
 async def test_relay_cancelled_caller_frees_the_connection(http: TritonHttpClient, fake: FakeTriton) -> None:
@@ -336,13 +332,14 @@ async def test_relay_stale_connection_repeats_what_may_be_repeated(http: TritonH
 
 async def test_relay_without_a_listener_is_unavailable_at_once() -> None:
     """A refused connection is an answer, not a wait."""
-    http = TritonHttpClient(parse_engine_url("http://127.0.0.1:9"), max_connections=1, timeouts=CallTimeouts())
+    patient = CallTimeouts(connect_s=60.0)
+    http = TritonHttpClient(parse_engine_url("http://127.0.0.1:9"), max_connections=1, timeouts=patient)
     started = time.monotonic()
 
     with pytest.raises(EngineUnavailable, match=r"cannot connect to the engine at 127\.0\.0\.1:9"):
         await http.relay(INFER, deadline=None)
 
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 10
 
 
 async def test_relay_base_path_stands_before_every_target(fake: FakeTriton) -> None:

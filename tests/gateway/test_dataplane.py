@@ -122,7 +122,7 @@ async def test_image_past_its_deadline_in_the_engine_is_ended_and_gives_its_plac
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await rig.ask("boxes", picture(1), deadline=started + 0.3)
-    assert 0.25 <= time.monotonic() - started < 1.0
+    assert 0.25 <= time.monotonic() - started < 5  # the engine would never answer
 
 
 async def test_request_with_passed_deadline_never_reaches_the_engine(rig: Rig) -> None:
@@ -139,7 +139,7 @@ async def test_request_without_deadline_gets_the_models_slo(rig: Rig) -> None:
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await rig.plane.relay(Verb.INFER, InferHead("hasty"), CALL)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5  # the engine would never answer
 
 
 async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) -> None:

@@ -252,7 +252,7 @@ async def test_deadline_passing_in_the_engine_is_deadline_exceeded(front: Front)
     refused = await refusal(front, message=request.SerializeToString())
 
     assert refused.code() is Code.DEADLINE_EXCEEDED
-    assert abs(time.monotonic() - started - 0.15) < 0.05
+    assert 0.14 < time.monotonic() - started < 5  # the engine would never answer
 
 
 async def test_deadline_passing_in_the_client_is_counted_as_such(front: Front) -> None:

@@ -45,7 +45,7 @@ async def test_health_watch_tells_changes_and_ends_with_the_server() -> None:
 
         assert seen == [1, 2, 1, 2]
         assert await watch.read() is grpc.aio.EOF
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8
 
 
 async def test_stop_lets_running_calls_end() -> None:
@@ -71,7 +71,7 @@ async def test_stop_cuts_what_outlasts_the_grace(capfd: pytest.CaptureFixture[st
 
         assert await front.server.stop(0.2) is False
 
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5  # the engine would never answer
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running
         assert refused.value.code() is Code.UNAVAILABLE

@@ -360,7 +360,7 @@ async def test_stop_cuts_streams_that_outlast_the_grace(capfd: pytest.CaptureFix
             await engine.has(1)
             started = time.monotonic()
             assert await front.server.stop(0.2) is False
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 5
             code, details = await client.status()
     assert (code, details) == (Code.UNAVAILABLE, "this gateway stopped before all answers came; send to another one")
     assert engine.is_cancelled.is_set()

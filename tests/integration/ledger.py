@@ -1,7 +1,7 @@
 """Models whose batches the gateway forms, which write down every call, and what a gateway counted of its inferences.
 
 A row is (value, milliseconds, ...): a call sleeps for the longest of its rows and a bit for each, unless it is
-cancelled, and answers every row's value.
+cancelled, and answers every row's value. A call with a row of UNTIL_RELEASED milliseconds ends with `Ledgers.release`.
 """
 
 import asyncio
@@ -24,8 +24,10 @@ from tests.support.tiny_models import write_model
 
 FEWER = -2.0  # a value that costs its call a row of the answer
 RAISES = -1.0  # a value that the model fails at
+UNTIL_RELEASED = -1.0  # milliseconds
 LEDGER = '''"""Sleeps for its rows, writes each call down, and answers the rows' values."""
 import json
+import os
 import time
 
 import triton_python_backend_utils as pb_utils
@@ -45,7 +47,9 @@ class TritonPythonModel:
         parameters = json.loads(request.parameters() or "{{}}")
         outputs = sorted(request.requested_output_names())
         began = time.monotonic()
-        until = began + float(rows[:, 1].max()) / 1000 + {beta_ms} / 1000 * len(rows)
+        is_held = bool((rows[:, 1] < 0).any())
+        longest_s = 60.0 if is_held else float(rows[:, 1].max()) / 1000
+        until = began + longest_s + {beta_ms} / 1000 * len(rows)
         about = {{"columns": rows.shape[1], "outputs": outputs, "parameters": parameters}}
         self.write({{"values": values, "at_s": began, "until_s": until, **about}})
         if {raises} in values:
@@ -54,10 +58,19 @@ class TritonPythonModel:
             if request.is_cancelled():
                 self.write({{"cancelled": values}})
                 break
+            if is_held and self.is_released():
+                break
             time.sleep(min(left_s, 0.01))
         answer = rows[:, :1][len([value for value in values if value == {fewer}]):]
         tensors = [pb_utils.Tensor(name, answer) for name in outputs]
         return pb_utils.InferenceResponse(tensors)
+
+    def is_released(self):
+        try:
+            os.unlink({release!r})
+        except FileNotFoundError:
+            return False
+        return True
 '''
 CONFIG = """backend: "python"
 max_batch_size: 8
@@ -103,8 +116,13 @@ def write_ledger(folder: Path, name: str, *, beta_ms: float = 0.0, more: str = "
     """The model in the repository `folder`/models; its ledger is `folder`/NAME.calls. more: lines of its config."""
     file = folder / f"{name}.calls"
     file.touch()
-    source = LEDGER.format(file=str(file), fewer=FEWER, raises=RAISES, beta_ms=beta_ms)
+    release = str(_release_file(folder, name))
+    source = LEDGER.format(file=str(file), release=release, fewer=FEWER, raises=RAISES, beta_ms=beta_ms)
     write_model(folder / "models", name, source, CONFIG.format(more=more))
+
+
+def _release_file(folder: Path, model: str) -> Path:
+    return folder / f"{model}.release"
 
 
 def write_shades(folder: Path) -> None:
@@ -134,6 +152,14 @@ class Ledgers:
     def post(self, model: str, rows: list[list[float]], **headers: str) -> Answer:
         """The rows in one request over REST."""
         return post_json(f"{self.stack.http_url}/v2/models/{model}/infer", body_of(rows), **headers)
+
+    def release(self, model: str) -> None:
+        """Ends the model's running call that waits for it, or else the next one."""
+        _release_file(self.folder, model).touch()
+
+    def unrelease(self, model: str) -> None:
+        """No call has been released."""
+        _release_file(self.folder, model).unlink(missing_ok=True)
 
     def waiting(self, model: str) -> float:
         """Requests in the model's queue now."""

@@ -14,7 +14,17 @@ import pytest
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.ledger import FEWER, Caller, Ledgers, ended, inferences, open_request, page_of, write_ledger
+from tests.integration.ledger import (
+    FEWER,
+    UNTIL_RELEASED,
+    Caller,
+    Ledgers,
+    ended,
+    inferences,
+    open_request,
+    page_of,
+    write_ledger,
+)
 from tests.integration.living import inflight, running
 from tests.support.waiting import until, wait_for
 
@@ -47,26 +57,36 @@ async def calling(ledgers: Ledgers) -> AsyncIterator[Caller]:
 
 
 @asynccontextmanager
-async def busy(ledgers: Ledgers, model: str = MODEL, ms: float = 600) -> AsyncIterator[Caller]:
+async def busy(ledgers: Ledgers, model: str = MODEL) -> AsyncIterator[Caller]:
     """The model works, and what could wait at its door has come: who asks now waits in the queue.
 
-    The two that it works for have shapes of their own, so that no other request shares their batches.
+    It works until `in_queue`, `Ledgers.release` or the end of the block. The two that it works for have shapes of their
+    own, so that no other request shares their batches.
     """
     async with calling(ledgers) as caller:
         seen = len(ledgers.calls(model))
-        holds = [caller.ask(model, [0, ms, 0])]
+        ledgers.unrelease(model)
+        holds = [caller.ask(model, [0, UNTIL_RELEASED, 0])]
         await until(lambda: len(ledgers.calls(model)) > seen)
         holds.append(caller.ask(model, [0, 1, 0, 0]))
         await asyncio.sleep(0.05)
         yield caller
+        if not holds[0].done():
+            ledgers.release(model)
         await asyncio.gather(*holds)
+        ledgers.unrelease(model)
 
 
-async def in_queue(ledgers: Ledgers, requests: int, model: str = MODEL) -> None:
-    """Wait until so many wait there, or one more: that of `busy` may be at the door already or not."""
+async def in_queue(ledgers: Ledgers, requests: int, model: str = MODEL, *, release: bool = True) -> None:
+    """Wait until so many wait there, or one more: that of `busy` may be at the door already or not.
+
+    release: whether the running call ends then.
+    """
     async with asyncio.timeout(30):
         while ledgers.waiting(model) < requests:
             await asyncio.sleep(0.01)
+    if release:
+        ledgers.release(model)
 
 
 async def test_who_leaves_the_queue_is_counted_there_and_never_executed(
@@ -76,9 +96,11 @@ async def test_who_leaves_the_queue_is_counted_there_and_never_executed(
     async with busy(ledgers) as caller:
         stays, leaves = caller.ask(MODEL, [11, 0]), caller.ask(MODEL, [12, 0])
         closes = await asyncio.to_thread(open_request, ledgers.stack, MODEL, [13, 0])
-        await in_queue(ledgers, 3)
+        await in_queue(ledgers, 3, release=False)
         leaves.cancel()
         closes.close()
+        await until(lambda: counted()["cancelled/queue"] == 2)
+        ledgers.release(MODEL)
         assert await stays == [11]
     assert not {12, 13} & set(ledgers.values(MODEL)), NEVER_S
     assert counted() == {"accepted": 5, "answered": 3, "cancelled/queue": 2}
@@ -89,12 +111,14 @@ async def test_who_leaves_a_running_batch_of_four_is_counted_there_and_the_other
 ) -> None:
     """FAULTS 25, 26. It was one call of the engine, and it ran to its end."""
     async with busy(ledgers) as caller:
-        asked = [caller.ask(MODEL, [value, 400]) for value in (21, 22, 23)]
-        closes = await asyncio.to_thread(open_request, ledgers.stack, MODEL, [24, 400])
+        asked = [caller.ask(MODEL, [value, UNTIL_RELEASED]) for value in (21, 22, 23)]
+        closes = await asyncio.to_thread(open_request, ledgers.stack, MODEL, [24, UNTIL_RELEASED])
         await in_queue(ledgers, 4)
         await until(lambda: 21 in ledgers.values(MODEL))
         asked[1].cancel()
         closes.close()
+        await until(lambda: counted()["cancelled/batch"] == 2)
+        ledgers.release(MODEL)
         ends = await asyncio.gather(*asked, return_exceptions=True)
     assert [end for end in ends if isinstance(end, list)] == [[21], [23]]
     (one_call,) = [line["values"] for line in ledgers.calls(MODEL) if 21 in line["values"]]
@@ -107,8 +131,9 @@ async def test_batch_that_everybody_left_is_cancelled_in_the_model(
     ledgers: Ledgers, counted: Callable[[], Counter[str]]
 ) -> None:
     """FAULTS 26. is_cancelled() there, and the instance is free for who comes next."""
-    async with busy(ledgers, ms=300) as caller:
+    async with busy(ledgers) as caller:
         asked = [caller.ask(MODEL, [value, 20_000]) for value in (31, 32, 33)]
+        await in_queue(ledgers, 3)
         await until(lambda: 31 in ledgers.values(MODEL))
         for task in asked:
             task.cancel()
@@ -143,13 +168,13 @@ async def test_deadline_that_passes_in_the_queue_is_reported_then_and_the_reques
 ) -> None:
     """504 over both protocols while all slots are busy: at the deadline, and not when a slot is free at last."""
     timeout = {"x-request-timeout-ms": "500"}
-    async with busy(ledgers, "short", 1500) as caller:
+    async with busy(ledgers, "short") as caller:
         started = time.monotonic()
         over_rest = asyncio.create_task(asyncio.to_thread(ledgers.post, "short", [[51, 0]], **timeout))
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
             await caller.ask("short", [52, 0], timeout=500_000)
         answer = await over_rest
-        assert 0.45 < time.monotonic() - started < 0.9
+        assert time.monotonic() - started > 0.45
         assert (answer.status, "in short's queue" in answer.json["error"]) == (504, True), answer.body
     assert not {51, 52} & set(ledgers.values("short")), NEVER_S
     assert counted()["failed/deadline"] == 2
@@ -180,17 +205,15 @@ async def test_full_queue_is_503_with_a_time_to_return_and_costs_those_who_wait_
     ledgers: Ledgers, counted: Callable[[], Counter[str]]
 ) -> None:
     """The fifth of four: refused at once over both protocols, with the limit in the message."""
-    async with busy(ledgers, "short", 1000):
+    async with busy(ledgers, "short"):
         connections = []
         while (waiting := ledgers.waiting("short")) < 4:
             connections.append(
                 await asyncio.to_thread(open_request, ledgers.stack, "short", [700 + len(connections), 0])
             )
-            await in_queue(ledgers, waiting + 1, "short")
-        started = time.monotonic()
+            await in_queue(ledgers, waiting + 1, "short", release=False)
         answer = await asyncio.to_thread(ledgers.post, "short", [[710, 0]])
-        took_s = time.monotonic() - started
-        assert (answer.status, took_s < 0.9) == (503, True), (answer.body, took_s)
+        assert answer.status == 503, answer.body
         assert "(limit 4) wait for short" in answer.json["error"]
         assert int(answer.headers["retry-after"]) >= 1
     for connection in connections:
@@ -236,11 +259,13 @@ async def test_what_runs_and_what_waits_at_sigterm_is_answered(tmp_path: Path, t
     write_ledger(tmp_path, MODEL)
     with running(tmp_path, tmp_path / "models") as stack:
         own = Ledgers(stack, tmp_path)
-        async with busy(own, ms=500) as caller:
+        async with busy(own) as caller:
             asked = [caller.ask(MODEL, [value, 200]) for value in range(10)]
             over_rest = [asyncio.create_task(asyncio.to_thread(own.post, MODEL, [[20, 200]])) for _ in range(2)]
-            await in_queue(own, 12)
+            await in_queue(own, 12, release=False)
             stack.process.terminate()
+            stack.wait_for_log("draining|stopping")
+            own.release(MODEL)
             assert await asyncio.gather(*asked) == [[value] for value in range(10)]
             assert [answer.status for answer in await asyncio.gather(*over_rest)] == [200] * 2
         assert await asyncio.to_thread(stack.process.wait, 20) == 0, "".join(stack.log[-30:])

@@ -4,9 +4,12 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from tests.support.http import call
 from tests.support.stack import RunningStack
 
+pytestmark = pytest.mark.xdist_group("stack")
 RUNS = "/v1/load/runs"
 JSON = {"content-type": "application/json"}
 

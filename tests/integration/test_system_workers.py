@@ -7,7 +7,7 @@ from tests.support.http import call
 from tests.support.stack import CHECKOUT, RunningStack
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("workers")
+pytestmark = pytest.mark.xdist_group("stack")
 
 
 def test_system_of_a_stack_with_workers(fronts: RunningStack) -> None:

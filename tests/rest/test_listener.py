@@ -79,7 +79,7 @@ async def test_listener_cuts_what_outlasts_the_grace_with_an_answer(sent: bytes)
     async with listening(app, sent) as (listener, reader, _):
         started = time.monotonic()
         assert await listener.stop(0.2) is False
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 5  # the work would never end
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b'{"error":"this gateway stopped before the answer came; send to another one"}' in answer
@@ -93,8 +93,8 @@ async def test_listener_does_not_wait_for_connections_without_a_request() -> Non
     app.entered.set()
     async with listening(app, GET[:-2]) as (listener, reader, _):
         started = time.monotonic()
-        assert await listener.stop(5.0) is True
-        assert time.monotonic() - started < 1.0
+        assert await listener.stop(20.0) is True
+        assert time.monotonic() - started < 10
         assert await reader.read() == b""
 
 

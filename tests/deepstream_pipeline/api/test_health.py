@@ -82,10 +82,8 @@ def test_crowd_of_calls_that_hang_is_bounded(hurried: ApiServer, pipeline: FakeP
     for asker in askers:
         asker.join()
     assert threading.active_count() <= before + 32
-    began = time.monotonic()
     refused = ask(hurried.url, "GET", "/v1/streams")
     assert (refused.status, "limit 32" in refused.error) == (503, True)
-    assert time.monotonic() - began < 0.4
     assert [ask(hurried.url, "GET", f"/health/{which}").status for which in ("live", "ready")] == [200, 200]
     hanging.free.set()
     until = time.monotonic() + 20.0

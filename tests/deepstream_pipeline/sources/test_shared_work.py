@@ -91,7 +91,7 @@ def test_looped_clip_is_taken_out_and_its_neighbour_goes_on(path: Path) -> None:
         began = time.monotonic()
         sources.remove("a")
         event_log.wait_for("ended", source_id="a")
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10
         event_log.wait_for("frame", event_log.count("frame", "b") + 45, "b")
         assert (one(sources, "b").restarts, one(sources, "b").state) == (0, SourceState.RUNNING)
         beat = one(sources, "b")

@@ -311,9 +311,9 @@ def test_large_photo_with_many_classes_takes_bounded_memory_and_time() -> None:
     logits = blobs(150, 64, 64)
     geometry = fitted((4000, 3000), (256, 256))
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     result = decoded(SegmentationMap, "semantic", (logits,), geometry)
-    passed_s, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    passed_s, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     areas = sum(mask.area for mask in result.masks)
     _, peak_of_masks = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -357,17 +357,17 @@ def test_depth_of_any_size_is_finite() -> None:
 def test_many_independent_classes_of_a_large_picture_are_refused_at_once() -> None:
     """A thousand maps of 40 million pixels would take a minute."""
     geometry = fitted((8000, 5000), (64, 64), FITS[0])
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(TooLarge, match="1000 classes over the threshold, each for 8000x5000 pixels"):
         decoded(SegmentationMap, "semantic", (np.ones((1000, 8, 8), np.float32),), geometry, has_sigmoid=True)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_noise_of_many_classes_on_a_large_picture_takes_seconds() -> None:
     """All 300 classes compete for each of 40 million pixels, which would take half a minute."""
     geometry = fitted((8000, 5000), (64, 64), FITS[0])
     noise = np.random.default_rng(0).uniform(size=(300, 8, 8)).astype(np.float32)
-    started = time.monotonic()
+    started = time.process_time()
     result = decoded(SegmentationMap, "semantic", (noise,), geometry)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert set(result.class_id.tolist()) == set(noise.argmax(axis=0).ravel().tolist())
