@@ -105,6 +105,14 @@ def plus_optional() -> onnx.ModelProto:
     return _model([node], inputs, [("y", TensorProto.FLOAT, (3,))], initializers=[bias])
 
 
+def sorted_rows() -> onnx.ModelProto:
+    """x [N, 3] → y: each row in descending order."""
+    node = helper.make_node("TopK", ["x", "three"], ["y", "places"])
+    three = numpy_helper.from_array(np.array([3], np.int64), "three")
+    outputs = [("y", TensorProto.FLOAT, ("N", 3)), ("places", TensorProto.INT64, ("N", 3))]
+    return _model([node], [_value("x", TensorProto.FLOAT, ("N", 3))], outputs, initializers=[three])
+
+
 def square(dims: Dims) -> onnx.ModelProto:
     """x → y = x · x; dims () makes both scalars."""
     node = helper.make_node("Mul", ["x", "x"], ["y"])

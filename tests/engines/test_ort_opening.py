@@ -86,6 +86,55 @@ def test_graphs_that_break_each_other_get_a_session_each(bench: Bench) -> None:
     assert y_of(opened, rows(1, 2, 3))[:, 0].tolist() == [2, 3, 4]
 
 
+def test_graph_that_a_later_size_spoils_is_noticed(bench: Bench) -> None:
+    """One row is right until eight rows ran: then the sizes get a session each, whose memory is their own."""
+    has_run_eight: set[int] = set()
+
+    def change(array: Any) -> Any:
+        session = bench.sessions[-1]
+        if len(session.graphs) > 1 and len(array) == 8:
+            has_run_eight.add(id(session))
+        return array + 1000 if id(session) in has_run_eight and len(array) == 1 else array
+
+    opened = bench.open(onnx_models.plus(1), change=change)
+    assert len(bench.sessions) == 5
+    assert opened.facts.graph_batch_sizes == (1, 2, 4, 8)
+    assert [y_of(opened, rows(*range(count)))[0, 0] for count in (8, 1)] == [1, 1]
+
+
+def test_graphs_that_are_wrong_in_any_session_are_not_used(bench: Bench) -> None:
+    """Two rows are NaN from each graph: runs without graphs serve, and the sentence has output and rows."""
+
+    def change(array: Any) -> Any:
+        return array * np.nan if bench.sessions[-1].graphs and len(array) == 2 else array
+
+    opened = bench.open(onnx_models.plus(1), change=change)
+    assert (opened.facts.device, opened.facts.graph_batch_sizes) == ("cuda:0", ())
+    (sentence,) = opened.facts.fallbacks
+    assert sentence == ("no CUDA graph: output 'y' with 2 rows has another shape than FP32 on the CPU, infinity or NaN")
+    assert y_of(opened, rows(1, 2))[:, 0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("wrong_rows", [1, 8])
+def test_each_batch_size_is_checked_without_graphs_too(bench: Bench, wrong_rows: int) -> None:
+    """A kernel that is wrong for one batch size leaves the model on the CPU."""
+
+    def change(array: Any) -> Any:
+        return array * np.nan if len(array) == wrong_rows else array
+
+    opened = bench.open(onnx_models.plus(1), {"cuda-graphs": "0"}, change=change)
+    assert opened.facts.device == "cpu"
+    assert f"output 'y' with {wrong_rows} rows has another shape" in opened.facts.fallbacks[0]
+
+
+def test_nan_is_noticed_in_outputs_that_cannot_be_compared(bench: Bench) -> None:
+    """A model that sorts its outputs is not compared, but NaN for some batch size takes it off the GPU."""
+    opened = bench.open(onnx_models.sorted_rows(), change=lambda array: array * np.nan if len(array) == 4 else array)
+    assert opened.facts.device == "cpu"
+    assert "output 'y' with 4 rows has infinity or NaN" in opened.facts.fallbacks[0]
+    assert bench.open(onnx_models.sorted_rows()).facts.graph_batch_sizes == (1, 2, 4, 8)
+
+
 def test_weights_that_fit_only_once_are_not_loaded_for_each_batch_size(bench: Bench) -> None:
     """A GPU with little memory runs such a model without a graph."""
     bench.cuda = FakeCuda(memory_bytes=2_000)

@@ -182,6 +182,20 @@ def test_ratio_of_several_models_is_the_worst(tmp_path: Path) -> None:
     assert states["h200-box-share-fp16"] is State.PASS
 
 
+def test_model_that_is_not_served_in_a_precision_is_named(tmp_path: Path) -> None:
+    """FP16 is judged by the models that keep it; FP32, which has no other precision behind it, by all of them."""
+    runs = [
+        PointRun("agreement", 1, {"network": model, "by": by}, {"iou_p01": value, "served": served}, model)
+        for model, by, value, served in (
+            ("a", "CUDA FP16", 0.99, 1.0), ("b", "CUDA FP16", 0.9, 0.0), ("a", "CUDA FP32", 0.9, 0.0)
+        )
+    ]  # fmt: skip
+    rows = {row["measure"]: row for row in ratios_of(runs)}
+    assert rows["iou_p01_cuda_fp16"]["value"]["median"] == 0.99
+    assert rows["iou_p01_cuda_fp16"]["of"].endswith("lowest of 1 models; not served in it: b")
+    assert rows["iou_p01_cuda_fp32"]["value"]["median"] == 0.9
+
+
 def test_missing_model_is_one_sentence(tmp_path: Path, media: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that cannot be added ends the bench with its name and the reason."""
     assert main([str(tmp_path / "none.onnx"), "--media", str(media), "--no-gpu", "--no-classifier"]) == 1

@@ -176,7 +176,11 @@ def measure_model(folder: Path, run: Run, variants: Sequence[Variant], known: Mo
     threshold = reference.card.layout_options.lowest_threshold()
     for (name, model), answers in zip(models.items(), found, strict=True):
         agreement = compare_answers(expected.results, answers.results, threshold=threshold, rivals=expected.rivals)
-        figures = figures_of(agreement) | {"cpu_s": expected.run_s or math.nan, "variant_s": answers.run_s}
+        figures = (
+            figures_of(agreement)
+            | {"served": float(not agreement.disagreement)}
+            | {"cpu_s": expected.run_s or math.nan, "variant_s": answers.run_s}
+        )
         run.ledger.add("agreement", 1, {"network": folder.name, "by": name}, figures, folder.name)
         run.ledger.facts[f"agreement {folder.name}, {name}"] = facts_of(model, agreement)
         print(f"agreement: {folder.name}, {name}: {agreement}; {agreement.disagreement or 'good'}", flush=True)

@@ -173,15 +173,22 @@ def _card_by_cpu(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
 
 
 def _agreements(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
-    """For each engine and precision the lowest share of its models."""
+    """For each engine and precision the lowest share of its models.
+
+    A precision below FP32 counts for models that the product serves in it: it keeps FP32 for the others, which the
+    sentence names.
+    """
     found: list[dict[str, Any]] = []
     of_agreement = [run for run in runs if run.part == "agreement"]
     for by in dict.fromkeys(str(run.key["by"]) for run in of_agreement):
-        same = [run for run in of_agreement if run.key["by"] == by]
+        every = [run for run in of_agreement if run.key["by"] == by]
+        same = every if by.endswith("FP32") else [run for run in every if run.figures.get("served", 1.0)]
+        refused = ", ".join(run.model for run in every if run not in same)
         word = by.lower().replace(" ", "_")
         for figure, what in _AGREEMENTS.items():
             values = sorted((run.figures[figure], run.model) for run in same if figure in run.figures)
             of = f"{what}, {by} by the CPU in FP32, lowest of {len(values)} models"
+            of += f"; not served in it: {refused}" if refused else ""
             found += [row for value, model in values[:1] for row in ratio_row(model, f"{figure}_{word}", [value], of)]
     return found
 

@@ -233,7 +233,9 @@ class _GpuOpener:
         session = self._session(cuda, attempt, has_graphs=False)
         forms = None if self._obstacle else self._forms(lambda _: session, attempt.buckets[-1])
         runner = CudaRunner(lambda _: session, cuda, forms, attempt.buckets)
-        self._compare(runner, attempt.precision, self._reference.row_count if self._reference is not None else 0)
+        drawn = self._reference.row_count if self._reference is not None else 0
+        for size in dict.fromkeys((drawn, *(attempt.buckets if self._has_batch else ()))):
+            self._compare(runner, attempt.precision, size)
         if self._settings.has_graphs:
             self.fallbacks.append(why)
         return runner, ()
@@ -286,7 +288,8 @@ class _GpuOpener:
             runner.capture(attempt.buckets)
         except ORT_ERRORS as error:
             raise OrtLoadError(ort_error_text(error)) from None
-        for size in attempt.buckets:
+        up_and_down = (*attempt.buckets, *attempt.buckets[-2::-1])  # a graph may write what an earlier one reads
+        for size in up_and_down:
             self._compare(runner, attempt.precision, size)
         return runner, attempt.buckets
 
