@@ -1,13 +1,18 @@
 """Encoded pictures, relayed to models that decode them, through two fronts, their core and the real Triton."""
 
+import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -15,27 +20,36 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.integration.living import inflight, triton_of
+from tests.integration.two_workers import metric, part_of
 from tests.support.http import Answer, call
-from tests.support.relayed_models import write_finder
+from tests.support.relayed_models import write_finder, write_joined_finder
 from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.vision.images import Image, jpeg, png, png_header, webp
 
 pytestmark = pytest.mark.xdist_group("relayed-pictures")
 
+SHARED = pytest.mark.parametrize("model", ["batched", "joined"])
 BOTH = pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
-OWNERS = pytest.mark.parametrize("model", ["batched", "alone"])
+OWNERS = pytest.mark.parametrize("model", ["batched", "alone", "joined"])
 WIDTH, HEIGHT = 640, 400
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """Two fronts over one core. batched, alone: decode pictures themselves; pixels: the gateway decodes for it."""
+    """Two workers and their core. pixels: the gateway decodes for it. The others decode pictures themselves.
+
+    batched: the core forms its batches; joined: the workers call Triton, which does.
+    """
     folder = tmp_path_factory.mktemp("relayed")
     write_finder(folder / "models", "batched", decodes=True, owner="gateway")
     write_finder(folder / "models", "alone", decodes=True, owner="off")
     write_finder(folder / "models", "pixels", decodes=False, owner="gateway")
-    running = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
+    environ = write_joined_finder(folder / "models", "joined", folder / "package")
+    running = start_stack(
+        folder / "home", "--model-repository", str(folder / "models"), "--workers", "2", environ=environ
+    )
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 
@@ -86,12 +100,13 @@ def test_boxes_of_a_picture_that_lies_on_its_side_are_in_pixels_of_how_it_stands
     assert box_of(see(stack, "batched", encoded)) == wanted
 
 
-def test_pictures_of_a_crowd_are_batched_and_each_gets_its_own_answer(stack: RunningStack) -> None:
+@SHARED
+def test_pictures_of_a_crowd_are_batched_and_each_gets_its_own_answer(stack: RunningStack, model: str) -> None:
     """48 pictures of 12 clients: the engine saw fewer calls, and no box is another's."""
     places = [(number * 10, number * 6) for number in range(48)]
     pictures = [jpeg(drawn(x, y)) for x, y in places]
     with ThreadPoolExecutor(12) as crowd:
-        answers = list(crowd.map(lambda picture: see(stack, "batched", picture), pictures))
+        answers = list(crowd.map(lambda picture: see(stack, model, picture), pictures))
     for (x, y), answer in zip(places, answers, strict=True):
         assert box_of(answer) == pytest.approx([x, y, x + 160, y + 80], abs=10)
     assert max(answer.json["batch_size"] for answer in answers) > 1
@@ -150,9 +165,10 @@ def test_pictures_as_tensors_reach_the_engine_as_they_are(stack: RunningStack, m
         _infer(stack, module, model, [b"GIF89a" + bytes(100), pictures[1]], [2])
 
 
-def test_picture_that_cannot_be_answered_in_time_is_refused(stack: RunningStack) -> None:
+@SHARED
+def test_picture_that_cannot_be_answered_in_time_is_refused(stack: RunningStack, model: str) -> None:
     """A tenth of a millisecond: 503 or 504, and nothing stays in the slab."""
-    answer = see(stack, "batched", jpeg(drawn(10, 10)), **{"x-request-timeout-ms": "0.1"})
+    answer = see(stack, model, jpeg(drawn(10, 10)), **{"x-request-timeout-ms": "0.1"})
     assert answer.status in (503, 504), answer.body
     wait_for(lambda: _leased_bytes(stack) == 0, 5, "no lease is left")
 
@@ -188,16 +204,59 @@ def test_raw_binary_request_is_a_picture(stack: RunningStack) -> None:
     assert (answer.status, b"not an image format that we take" in answer.body) == (400, True)
 
 
-def test_picture_that_the_engine_cannot_decode_fails_alone(stack: RunningStack) -> None:
+@SHARED
+def test_picture_that_the_engine_cannot_decode_fails_alone(stack: RunningStack, model: str) -> None:
     """With a valid header and a broken Huffman table, it gets 400 with the engine's message; others are answered."""
     good, bad = jpeg(drawn(10, 10)), jpeg(drawn(10, 10))
     table = bad.index(b"\xff\xc4")
     bad = bad[: table + 5] + b"\xff" * 16 + bad[table + 21 :]
     with ThreadPoolExecutor(16) as crowd:
-        answers = list(crowd.map(lambda number: see(stack, "batched", bad if number % 16 == 5 else good), range(64)))
+        answers = list(crowd.map(lambda number: see(stack, model, bad if number % 16 == 5 else good), range(64)))
     for number, answer in enumerate(answers):
         assert answer.status == (400 if number % 16 == 5 else 200), answer.body
     assert answers[5].json == {"error": "the picture cannot be decoded"}
+
+
+def test_metrics_have_the_queues_of_the_workers(stack: RunningStack) -> None:
+    """Their calls are counted, by why they were sent, and none is running in the end."""
+    with ThreadPoolExecutor(8) as crowd:
+        answers = list(crowd.map(lambda _: see(stack, "joined", jpeg(drawn(10, 10))), range(32)))
+    assert {answer.status for answer in answers} == {200}
+    wait_for(lambda: metric(stack, 'penstock_batches_total{model="joined"') > 0, 5, "calls are counted")
+    wait_for(lambda: metric(stack, 'penstock_batch_calls{model="joined"') == 0, 5, "none is running")
+
+
+@pytest.mark.parametrize("victim", ["client", "front-1", "core", "tritonserver"])
+def test_process_that_is_killed_costs_pictures_in_flight_only(stack: RunningStack, victim: str) -> None:
+    """FAULTS 1, 14, 24, 65. Others get 200 or 503 in seconds, service returns, and nothing stays in use."""
+    picture, answered = jpeg(drawn(200, 120)), list[int]()
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            with suppress(http.client.HTTPException, OSError):  # a killed worker's connections break
+                answered.append(see(stack, "joined", picture).status)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: answered.count(200) > 20, 10, "pictures are answered")
+    if victim == "client":
+        address = urlsplit(stack.http_url)
+        with socket.create_connection((address.hostname, address.port)) as leaving:
+            head = f"POST /v2/models/joined/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(picture)}"
+            leaving.sendall(f"{head}\r\n\r\n".encode() + picture)
+    else:
+        (triton_of(stack) if victim == "tritonserver" else part_of(stack, victim)).kill()
+    before = answered.count(200)
+    wait_for(lambda: answered.count(200) > before + 20, 40, "service is back")
+    is_over.set()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert set(answered) <= {200, 503}
+    assert box_of(see(stack, "joined", picture)) == pytest.approx([200, 120, 360, 200], abs=10)
+    wait_for(lambda: _leased_bytes(stack) == 0 and inflight(stack) == 0, 20, "nothing is in use")
 
 
 def _infer(stack: RunningStack, module: ModuleType, model: str, pictures: list[bytes], shape: list[int]) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Models that find the bright rectangle of a picture: in the encoded bytes, or in pixels that a gateway made."""
 
+import shutil
 from pathlib import Path
 
+import penstock
 from tests.support.tiny_models import write_model
 
 SIDE = 64  # of the network
@@ -55,7 +57,19 @@ class TritonPythonModel:
         ys, xs = np.nonzero(pixels.min(axis=0) > 127)
         return [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1] if len(xs) else [0, 0, 0, 0]
 '''
-_CONFIG = """backend: "python"
+# Without PyTorch: reads pictures in the gateway's memory, as our backend does.
+_READS_SLAB = """
+
+import os
+from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader
+
+READER, found_in = SlabReader(os.environ.get(FILE_VARIABLE)), pixels_of
+
+
+def pixels_of(encoded):
+    return found_in(READER.picture(encoded))
+"""
+_CONFIG = """backend: "{backend}"
 max_batch_size: 16
 input [ {{ name: "picture" {input} }} ]
 output [
@@ -72,8 +86,23 @@ BY_ENGINE = {"image-decoder": "engine", "infer-dims": f"3;{SIDE};{SIDE}"}
 
 def write_finder(repository: Path, name: str, *, decodes: bool, owner: str) -> None:
     """decodes: whether it takes encoded pictures. owner: of its batches."""
-    config = _CONFIG.format(input=ENCODED if decodes else PIXELS)
+    config = _CONFIG.format(backend="python", input=ENCODED if decodes else PIXELS)
     words = _WORDS | {"batch_owner": owner} | (BY_ENGINE if decodes else {})
     for key, value in words.items():
         config += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
     write_model(repository, name, FINDS, config)
+
+
+def write_joined_finder(repository: Path, name: str, package: Path) -> dict[str, str]:
+    """A model of our backend `torch` whose batches Triton forms. Returns the environment of its stack.
+
+    package: a new folder with a copy of our package, in which a stand-in needs no PyTorch.
+    """
+    words = _WORDS | BY_ENGINE
+    config = _CONFIG.format(backend="torch", input=ENCODED) + "dynamic_batching { }\n"
+    for key, value in words.items():
+        config += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    write_model(repository, name, "", config)
+    shutil.copytree(Path(penstock.__file__).parent, package / "penstock")
+    (package / "penstock/engines/triton_backends/torch/model.py").write_text(FINDS + _READS_SLAB)
+    return {"PYTHONPATH": str(package)}
