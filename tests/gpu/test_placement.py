@@ -74,3 +74,10 @@ def test_cameras_of_a_lost_card_move_up_to_the_others_capacity() -> None:
         "a": "GPU 1: its decoders have the most room (100% used)",
         "c": "no card: the decoders of every card are full",
     }
+
+
+def test_model_on_the_cpu_is_loaded_once() -> None:
+    """By the first engine that has a card, so that such models can call each other."""
+    placed = place([card(0, lost="gone"), card(1), card(2)], [need("a", 0, is_on_cpu=True), need("b", 0)])
+    assert placed.models == {"a": (1,), "b": (1, 2)}
+    assert placed.reasons["a"] == "GPU 1: it runs on the CPU, and one engine has it"

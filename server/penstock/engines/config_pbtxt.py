@@ -115,15 +115,19 @@ class GpuInstances:
 
 def gpu_instances(path: Path) -> tuple[GpuInstances, ...]:
     """Instances on GPUs, of a model with a process per instance; empty for others, and for unreadable files."""
-    proto = model_config_pb2.ModelConfig()
     try:
-        text_format.Parse(path.read_text(encoding="utf-8"), proto)
-    except (OSError, UnicodeDecodeError, text_format.ParseError):
+        proto = read_proto(path)
+    except InvalidRequest:
         return ()
-    if proto.backend not in _PROCESS_AN_INSTANCE:
-        return ()
+    return gpu_groups(proto) if proto.backend in _PROCESS_AN_INSTANCE else ()
+
+
+def gpu_groups(proto: model_config_pb2.ModelConfig) -> tuple[GpuInstances, ...]:
+    """Instances on GPUs of any model. An ensemble has none."""
     kinds = {_KIND_GPU} if proto.backend == "python" else {_KIND_GPU, model_config_pb2.ModelInstanceGroup.KIND_AUTO}
     groups = proto.instance_group or [model_config_pb2.ModelInstanceGroup()]
+    if proto.HasField("ensemble_scheduling"):
+        return ()
     return tuple(
         GpuInstances(max(1, group.count), tuple(group.gpus))
         for group in groups

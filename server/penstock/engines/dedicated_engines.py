@@ -90,10 +90,10 @@ class RoutedEngine:
             engine = self._engine_for(GrpcCall(INFER, first))
             return await engine.open_stream(method, metadata, deadline=deadline)
 
-        return _DeferredStream(opened)
+        return DeferredStream(opened)
 
 
-class _DeferredStream:
+class DeferredStream:
     """A GrpcStream that is opened by its first request. Receiving waits for that."""
 
     def __init__(self, opened: Callable[[bytes], Coroutine[None, None, GrpcStream]]) -> None:

@@ -7,7 +7,7 @@ one replica while that serves.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -75,7 +75,10 @@ class ReplicaRouter:
         cards: CardReplicas | None = None,
     ) -> None:
         self._wanted: set[str] = set()
-        self._cards = cards or CardReplicas()
+        cards = cards or CardReplicas()
+        self._restart = cards.restart
+        self._homes_by_model: Mapping[str, Collection[str]] = cards.homes
+        self._counted_homes: dict[str, int] = {}
         self._replicas = [
             Replica(name, engine, index=index, hooks=self._hooks(index, name))
             for index, (name, engine) in enumerate(engines.items())
@@ -115,15 +118,30 @@ class ReplicaRouter:
         """How often this replica came up; 0 before it first answered."""
         return next(replica.generation for replica in self._replicas if replica.name == name)
 
+    @property
+    def homes(self) -> Mapping[str, Collection[str]]:
+        """Names of replicas by model; a model that is not in it is in all."""
+        return self._homes_by_model
+
+    def set_homes(self, homes: Mapping[str, Collection[str]]) -> None:
+        """Calls go there from now on. The caller loads the models before, and unloads them elsewhere afterwards."""
+        self._homes_by_model = homes
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Models that are loaded, or will be when a replica that has them is back."""
+        return frozenset(self._wanted)
+
     def live_share(self, model_name: str) -> float:
-        """How many of the model's replicas get calls, of all of them."""
+        """How many of the model's replicas get calls, of those whose instances `model_config` counted."""
         homes = self._homes(model_name)
-        return sum(replica.is_passable for replica in homes) / len(homes) if homes else 0.0
+        counted = self._counted_homes.get(model_name, len(homes))
+        return sum(replica.is_passable for replica in homes) / counted if counted else 0.0
 
     def _hooks(self, index: int, name: str) -> ReplicaHooks:
-        restart = self._cards.restart
+        restart = self._restart
         return ReplicaHooks(
-            wanted=lambda: [model for model in self._wanted if name in self._cards.homes.get(model, (name,))],
+            wanted=lambda: [model for model in self._wanted if name in self._homes_by_model.get(model, (name,))],
             back=partial(self._back, index),
             restart=partial(restart, name) if restart is not None else None,
         )
@@ -188,7 +206,7 @@ class ReplicaRouter:
     def _pick(self, question: RoutedCall, besides: Replica | None = None) -> Replica:
         """The least busy healthy replica, or any of equals. Raises EngineUnavailable if none answers."""
         able: list[Replica] = []
-        homes = self._homes(question.model) if self._cards.homes else self._replicas
+        homes = self._homes(question.model) if self._homes_by_model else self._replicas
         for replica in homes:
             if not replica.is_passable:
                 replica.probe()  # calls may be the only trigger in this process
@@ -217,12 +235,12 @@ class ReplicaRouter:
 
     def _homes(self, model_name: str) -> list[Replica]:
         """The replicas that have the model, or load it when they are back."""
-        names = self._cards.homes.get(model_name)
+        names = self._homes_by_model.get(model_name)
         return self._replicas if names is None else [replica for replica in self._replicas if replica.name in names]
 
     def _why_homeless(self, model_name: str) -> str:
         """Why no replica can have the model now, though some serve; else empty."""
-        if model_name not in self._cards.homes or not self._passable():
+        if model_name not in self._homes_by_model or not self._passable():
             return ""
         homes = self._homes(model_name)
         if any(replica.is_passable for replica in homes):
@@ -239,7 +257,9 @@ class ReplicaRouter:
     def _names_matter(self) -> bool:
         """Whether a call's model matters: not while all replicas have the same ones."""
         first = self._replicas[0].models
-        return bool(self._sequential or self._cards.homes) or any(replica.models != first for replica in self._replicas)
+        return bool(self._sequential or self._homes_by_model) or any(
+            replica.models != first for replica in self._replicas
+        )
 
     def _question(self, call: Call[A]) -> RoutedCall:
         model = model_of(call) if self._names_matter() else ""

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from penstock.engines.relayed_calls import is_for_all_replicas, load_change, named_by
+from penstock.engines.dedicated_engines import DeferredStream
+from penstock.engines.relayed_calls import INFER_METHOD, is_for_all_replicas, load_change, named_by
 from penstock.engines.replica import CountedStream, merged_pages
 from penstock.engines.replica_routing import ReplicaRouter, RoutedCall, always, never, verdict_of
-from penstock.protocol.call import A, Answer, Call, GrpcMetadata, HttpCall, HttpStream
+from penstock.protocol.call import A, Answer, Call, GrpcCall, GrpcMetadata, HttpCall, HttpStream
 from penstock.protocol.engine import Engine, GrpcStream, ModelConfig, ModelMetadata, ModelState
 from penstock.protocol.errors import EngineUnavailable, ModelNotReady
 from penstock.protocol.inference import InferRequest, InferResponse
@@ -36,9 +37,13 @@ class Replicas(ReplicaRouter):
         return replace(stream, chunks=chunks)
 
     async def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """The whole stream on one replica, because it may be a sequence."""
-        replica = self._pick(RoutedCall(never))
-        return CountedStream(await replica.engine.open_stream(method, metadata, deadline=deadline), replica)
+        """The whole stream on one replica, because it may be a sequence. It has the first request's model."""
+
+        async def opened(first: bytes = b"") -> GrpcStream:
+            replica = self._pick(self._question(GrpcCall(INFER_METHOD, first)) if first else RoutedCall(never))
+            return CountedStream(await replica.engine.open_stream(method, metadata, deadline=deadline), replica)
+
+        return DeferredStream(opened) if self._homes_by_model else await opened()
 
     # Backend
 
@@ -56,7 +61,8 @@ class Replicas(ReplicaRouter):
         question = RoutedCall(always, model_name)
         config = await self._ask(lambda engine: engine.model_config(model_name, model_version), question)
         (self._sequential.add if config.has_sequence_batching else self._sequential.discard)(model_name)
-        return replace(config, instance_count=config.instance_count * max(1, len(self._homes(model_name))))
+        count = self._counted_homes[model_name] = max(1, len(self._homes(model_name)))
+        return replace(config, instance_count=config.instance_count * count)
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
         """Whether at least one replica is ready. Does not wait for slow ones."""
@@ -81,7 +87,7 @@ class Replicas(ReplicaRouter):
                 known = rows.get((row.name, row.version))
                 if known is None or (row.state == "READY" and known.state != "READY"):
                     rows[row.name, row.version] = row
-        for name in self._cards.homes:
+        for name in self._homes_by_model:
             if reason := self._why_homeless(name):
                 rows = {key: row for key, row in rows.items() if row.name != name}
                 rows[name, ""] = ModelState(name, "", "UNAVAILABLE", reason)

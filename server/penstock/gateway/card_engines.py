@@ -11,17 +11,18 @@ _FILE_NAME = "cards.json"
 
 class CardEngine(msgspec.Struct, frozen=True):
     """A Triton that has one card. label: "GPU 0". folder: its run directory. mps_directory: of its card's MPS daemon;
-    empty without MPS."""
+    empty without MPS. memory_bytes: of the card, 0 if unknown."""
 
     label: str
     uuid: str
     folder: str
     mps_directory: str = ""
+    memory_bytes: int = 0
 
 
 class CardEngines(msgspec.Struct, frozen=True):
-    """engines: none if one engine has every card. homes: labels by model, for models that are not on all cards.
-    placements: each model's cards, and why, for people."""
+    """engines: none if one engine has every card. homes: labels by model at the start, for models that are not on all
+    cards. placements: each model's cards, and why, for people."""
 
     engines: tuple[CardEngine, ...] = ()
     homes: dict[str, tuple[str, ...]] = {}

@@ -23,6 +23,7 @@ from penstock.gateway.batching.batch_report import queue_readers
 from penstock.gateway.batching.batcher import BatcherPool, log_and_get_refusal
 from penstock.gateway.batching.options import BatchOptions
 from penstock.gateway.batching.queue import QueueStatistics
+from penstock.gateway.card_copies import CardCopies
 from penstock.gateway.card_losses import CardLosses
 from penstock.gateway.dataplane import DataPlane
 from penstock.gateway.grpc.server import GrpcServer
@@ -31,6 +32,7 @@ from penstock.gateway.image_flow import ImageFlow
 from penstock.gateway.listeners import ServedParts, open_listeners, own_address
 from penstock.gateway.load.service import LoadOptions, LoadTests
 from penstock.gateway.metrics import METRIC_FILES, MetricFiles, Metrics
+from penstock.gateway.model_needs import read_needs
 from penstock.gateway.model_restarts import model_restarter, with_own_engines
 from penstock.gateway.readiness import watch_readers
 from penstock.gateway.rest.listener import HttpListener
@@ -131,6 +133,7 @@ class Gateway:
             ),
             apart=self.own.names if self.own is not None else tuple,
         )
+        self.copies: CardCopies | None = None
         self._follow_cards()
         self.load = _load_tests(settings, self.parts.audit, lambda: self.plane.is_stopping)
         self.watch.when_silent(self.core.cut)
@@ -200,6 +203,8 @@ class Gateway:
         if not cards.engines or replicas is None or control is None:
             return
         self.watch.who_is_left_out = replicas.left_out
+        needs = partial(read_needs, self._settings.repositories, self._settings.models)
+        self.copies = CardCopies(cards, replicas, self.engine.tritons, needs=needs, spread=self.core.spread)
         if self.telemetry is not None:
             health, losses = self.telemetry.health, CardLosses(cards, replicas, self.watch, control.send)
             self.telemetry.observed = lambda: losses.observe(health.lost)
@@ -227,6 +232,7 @@ class Gateway:
             queues=self._queues,
             parent=lambda: self._news,
             settings=lambda: setting_rows(settings, read_origins(run_dir)),
+            placements=self.copies.placements if self.copies is not None else {},
         )
         sources = model_sources(view, self.plane, self.parts, images)
         return SystemReports(system_sources(settings, view)), ModelReports(sources)
@@ -330,6 +336,7 @@ async def _serve(settings: Settings, control: ControlConnection | None, place: C
         *([asyncio.create_task(gateway.parts.authenticator.run())] if gateway.parts.authenticator is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
+        *([asyncio.create_task(gateway.copies.run())] if gateway.copies is not None else ()),
         asyncio.create_task(gateway.core.run(place.run_dir)),
         asyncio.create_task(gateway.models.run()),
         *([asyncio.create_task(gateway.telemetry.run())] if gateway.telemetry is not None else ()),

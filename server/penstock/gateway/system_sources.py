@@ -26,7 +26,8 @@ from penstock.protocol.system_reports import EngineSummary, MpsSummary, ReplicaS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayView:
-    """Parts of a gateway, and functions that read their state in the event loop. parent: last message of the parent."""
+    """Parts of a gateway, and functions that read their state in the event loop. parent: last message of the parent.
+    placements: each model's cards, and why."""
 
     engine: ConnectedEngine
     watch: EngineWatch
@@ -37,6 +38,7 @@ class GatewayView:
     queues: Callable[[], Mapping[str, QueueStatistics]]
     parent: Callable[[], EngineStatusMessage]
     settings: Callable[[], list[SettingReport]]
+    placements: Mapping[str, str]
 
 
 def system_sources(settings: Settings, view: GatewayView) -> SystemSources:
@@ -104,7 +106,7 @@ def _engine(settings: Settings, view: GatewayView) -> EngineSummary:
         reason=view.watch.reason,
         restarts=view.parent().restarts,
         replicas=[ReplicaSummary(row.name, row.standing.value, row.in_flight, row.ejections) for row in replicas],
-        placements=view.engine.cards.placements,
+        placements=dict(view.placements),
     )
 
 

@@ -8,11 +8,13 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from penstock.engines.dedicated_engines import RoutedEngine
+from penstock.engines.replicas import Replicas
 from penstock.gateway.composition import (
     ConnectedEngine,
     compose_engine,
@@ -34,7 +36,7 @@ from penstock.gateway.serving_parts import ServingParts, SharedTables
 from penstock.gateway.settings import Settings
 from penstock.gateway.shared_memory.regions import SWITCHED_OFF, NoSharedMemory
 from penstock.gateway.workers.client import CoreClient
-from penstock.gateway.workers.connection import WorkerHello
+from penstock.gateway.workers.connection import CoreState, WorkerHello
 from penstock.gateway.workers.connection_sharing import ConnectionSharing
 from penstock.gateway.workers.core_relay import CoreRelay
 from penstock.gateway.workers.gateway_process import ControlConnection, GatewayServes, WorkerReady
@@ -125,7 +127,7 @@ class Worker:
         quota_table = QuotaTable(options.run_dir / TABLE_NAME, options.index)
         quota_table.clear(options.index)
         if (replicas := engine.replicas) is not None and engine.cards.engines:
-            self.link.when_left_out(replicas.set_lost)
+            self.link.when_state(partial(_follow, replicas))
         self.parts = ServingParts(
             settings,
             self.metrics,
@@ -178,6 +180,12 @@ class Worker:
         await self.parts.aclose()
         await self.core.aclose()
         await self.engine.engine.aclose()
+
+
+def _follow(replicas: Replicas, state: CoreState) -> None:
+    """Calls go where the core's go."""
+    replicas.set_lost(state.left_out)
+    replicas.set_homes(state.homes)
 
 
 def _borrowed_slab(engine: ConnectedEngine) -> ClientSlab:

@@ -1,8 +1,8 @@
 """Places models and cameras on cards. No I/O, no clock.
 
 Every model goes to one card first, so that each is served; then copies go where memory is left, the busiest models
-first. So the loss of one card stops a model only if memory allowed no copy. A camera stays on its card while that
-lives and has room; others go to the card whose decoders have the most room.
+first. So the loss of one card stops a model only if memory allowed no copy. Models on the CPU are loaded once. A camera
+stays on its card while that lives and has room; others go to the card whose decoders have the most room.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,15 @@ PIXELS_PER_DECODER_S = 1.45e9
 @dataclass(frozen=True, slots=True)
 class ModelNeed:
     """What a model needs on each of its cards. memory_bytes: of all its instances. load: measured seconds of a card's
-    time per second, 0 if unknown. cards: positions that its config.pbtxt names; empty for any."""
+    time per second, 0 if unknown. cards: positions that its config.pbtxt names; empty for any. is_on_cpu: it needs no
+    card. is_stateful: a copy that is removed would lose sequences."""
 
     name: str
     memory_bytes: int = 0
     load: float = 0.0
     cards: tuple[int, ...] = ()
+    is_on_cpu: bool = False
+    is_stateful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,10 @@ class _Board:
                 self._take(model, at)
             where = self._labels(named) or "no card, because none of them is used here"
             self._reasons[model.name] = f"{where}: its config.pbtxt names {', '.join(map(str, model.cards))}"
+            return
+        if model.is_on_cpu and self._usable:
+            self._models[model.name] = self._usable[:1]
+            self._reasons[model.name] = f"{self._labels(self._usable[:1])}: it runs on the CPU, and one engine has it"
             return
         fitting = [at for at in self._usable if self._fits(model, at)] or self._usable
         if not fitting:

@@ -1,25 +1,21 @@
 """Chooses the cards of the stack before anything starts, and places the models on them."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.engines.config_pbtxt import gpu_instances
-from penstock.gateway.settings import Settings
+from penstock.gateway.model_needs import read_needs
 from penstock.gateway.stack.mps import Machine, this_machine
 from penstock.gateway.stack.startup import CannotStart, EngineChoice
 from penstock.gpu.cards import ALL, Card, GpusRefused, choose_cards
 from penstock.gpu.mps.control import VISIBLE_CARDS
 from penstock.gpu.nvml import NvmlOutcome, NvmlReading
-from penstock.gpu.placement import CardState, ModelNeed, place
+from penstock.gpu.placement import CardState, place
 from penstock.gpu.telemetry.reader import has_driver
 from penstock.logs import get_logger
 
 log = get_logger("stack")
 _NO_CARDS = NvmlReading(NvmlOutcome.NO_DRIVER)
-# A CUDA context with PyTorch takes about half a GiB; captured graphs hold activations beside the weights.
 MAX_PORT = 65535
-CONTEXT_BYTES, WEIGHT_COPIES = 600 << 20, 2
 
 
 def with_cards(choice: EngineChoice, machine: Machine | None = None) -> EngineChoice:
@@ -57,13 +53,14 @@ def show_cards(choice: EngineChoice) -> None:
 
 def _placed(choice: EngineChoice, cards: tuple[Card, ...]) -> EngineChoice:
     """The choice with a Triton for each card, and each model's cards. Raises CannotStart."""
-    highest = max(port or 0 for port in choice.settings.engine_ports_of(len(cards) - 1))
+    settings = choice.settings
+    highest = max(port or 0 for port in settings.engine_ports_of(len(cards) - 1))
     if highest > MAX_PORT:
         raise CannotStart(
             f"the Triton of the last of {len(cards)} cards would listen on port {highest}, and {MAX_PORT} is the "
             "highest; choose a lower port with --engine-http-port, --engine-grpc-port or --engine-metrics-port"
         )
-    placement = place([CardState(card) for card in cards], list(_model_needs(choice.settings)))
+    placement = place([CardState(card) for card in cards], read_needs(settings.repositories, settings.models))
     log.info("an engine process for each card", cards=", ".join(f"{card.label} ({card.name})" for card in cards))
     for name, reason in sorted(placement.reasons.items()):
         log.info("model is placed", model=name, cards=reason)
@@ -73,16 +70,3 @@ def _placed(choice: EngineChoice, cards: tuple[Card, ...]) -> EngineChoice:
         if len(places) < len(cards)
     }
     return replace(choice, cards=cards, homes=homes, placements=placement.reasons)
-
-
-def _model_needs(settings: Settings) -> Iterator[ModelNeed]:
-    """GPU memory that the models to load need, estimated from their files, and the cards that they name."""
-    for repository in settings.repositories:
-        for config in sorted(repository.glob("*/config.pbtxt")):
-            if settings.models is not None and config.parent.name not in settings.models:
-                continue
-            groups = gpu_instances(config)
-            size = sum(file.stat().st_size for file in config.parent.glob("*/*") if file.is_file())
-            memory = sum(group.count for group in groups) * (CONTEXT_BYTES + WEIGHT_COPIES * size)
-            named = {card for group in groups for card in group.cards}
-            yield ModelNeed(config.parent.name, memory, cards=tuple(sorted(named)))

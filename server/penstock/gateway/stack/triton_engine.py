@@ -76,7 +76,7 @@ class StackEngine:
         """Its entry for the gateway. Only for an engine with a card of its own, after `start_sharing`."""
         assert self.card is not None
         mps = str(self.sharing.directory) if self.sharing is not None else ""
-        return CardEngine(self.label, self.card.uuid, str(self._run_dir.path), mps)
+        return CardEngine(self.label, self.card.uuid, str(self._run_dir.path), mps, self.card.memory_bytes)
 
     @property
     def generations(self) -> dict[str, int]:

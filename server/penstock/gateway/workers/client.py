@@ -85,7 +85,7 @@ class CoreClient:
         self._generation = 0
         self._models: Mapping[str, KnownModel] = _NO_MODELS
         self._left_out: Mapping[str, str] = {}
-        self._left_out_changed: Callable[[Mapping[str, str]], None] = lambda _: None
+        self._take_state: Callable[[CoreState], None] = lambda _: None
         self._owned: frozenset[str] = frozenset()
         self.apart: frozenset[str] = frozenset()  # models with an engine process of their own
         self._cut: Callable[[str], None] = lambda _: None
@@ -124,9 +124,9 @@ class CoreClient:
     def left_out(self) -> Mapping[str, str]:
         return self._left_out
 
-    def when_left_out(self, changed: Callable[[Mapping[str, str]], None]) -> None:
-        """changed: called with `left_out` after each message of the core."""
-        self._left_out_changed = changed
+    def when_state(self, take: Callable[[CoreState], None]) -> None:
+        """take: called with each message about the engine's state."""
+        self._take_state = take
 
     def when_silent(self, cut: Callable[[str], None]) -> None:
         """cut: called with the reason if calls in the engine will not be answered any more."""
@@ -355,7 +355,7 @@ class CoreClient:
         }
         self._owned, self.apart = frozenset(state.owned), frozenset(state.apart)
         self._left_out = state.left_out
-        self._left_out_changed(state.left_out)
+        self._take_state(state)
         self.first_state.set()
         if state.is_up:
             self.first_up.set()

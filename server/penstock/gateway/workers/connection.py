@@ -96,7 +96,7 @@ class SyncDone(Message, frozen=True):
 
 class CoreState(Message, frozen=True):
     """Core → worker: state of the engine. owned: batched by the gateway. apart: called by the core only.
-    left_out: see EngineView."""
+    left_out: see EngineView. homes: see ReplicaRouter."""
 
     is_up: bool
     reason: str
@@ -105,6 +105,7 @@ class CoreState(Message, frozen=True):
     owned: tuple[str, ...]
     apart: tuple[str, ...] = ()
     left_out: dict[str, str] = {}
+    homes: dict[str, tuple[str, ...]] = {}
 
 
 class Sync(Message, frozen=True):

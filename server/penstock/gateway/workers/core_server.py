@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.engines.replicas import Replicas
 from penstock.engines.watch import EngineWatch
 from penstock.gateway.workers.connection import (
     CLOSE_GRACE_S,
@@ -113,6 +114,7 @@ class CoreServer:
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
         self._client_calls = client_calls
         self._apart = apart
+        self._replicas = backend if isinstance(backend, Replicas) else None
         self._fronts: dict[MessageConnection[ToCore], _Peer] = {}
         self._unidentified: dict[MessageConnection[ToCore], float] = {}  # and when they connected
         self._client_numbers = itertools.count(1)
@@ -196,8 +198,9 @@ class CoreServer:
         watch = self._watch
         models = tuple(watch.models.values())
         owned = tuple(known.name for known in models if self._queues.owns(known.name))
+        homes = {} if self._replicas is None else {name: tuple(at) for name, at in self._replicas.homes.items()}
         return CoreState(
-            watch.is_up, watch.reason, watch.generation, models, owned, self._apart(), dict(watch.left_out)
+            watch.is_up, watch.reason, watch.generation, models, owned, self._apart(), dict(watch.left_out), homes
         )
 
     def _tell(self, *, is_due: bool) -> None:
