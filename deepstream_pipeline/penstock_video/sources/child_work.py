@@ -280,7 +280,7 @@ class Work:
         if at_s is None:
             return time.monotonic()
         if self._plays_from is None:
-            self._plays_from = time.monotonic() - at_s
+            self._plays_from = time.monotonic() - at_s + self._start.begin_after_s
         while (late_s := time.monotonic() - self._plays_from - at_s) < 0:
             self._is_pacing = True
             time.sleep(min(-late_s, _ERRAND_S))

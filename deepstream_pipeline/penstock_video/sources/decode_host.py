@@ -4,12 +4,13 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from penstock_video.sources.decoder_cards import CARD_GONE_FOR_S, DecoderCards
 from penstock_video.sources.options import ProcessSnapshot, SourcesOptions
-from penstock_video.sources.process import ChildProcess, DecodeProcess, ProcessLink
+from penstock_video.sources.pace import start_offset_s
+from penstock_video.sources.process import ChildProcess, DecodeProcess, Pictures, ProcessLink
 from penstock_video.sources.protocol import Start
 from penstock_video.types import DecoderKind
 
@@ -70,6 +71,15 @@ class DecoderChoice:
         self._alone_until = now + ALONE_FOR_S
 
 
+def fitness(members: Sequence[Pictures | None], pictures: Pictures | None, places: int) -> int:
+    """How well a process with a free place fits a source, lowest best: 0 if it may share a decoder with one of the
+    members, 1 if one more source fits beside it, else 2. Unknown pictures may share with any."""
+    alike = sum(pictures is None or one in (None, pictures) for one in members)
+    if alike % 2:
+        return 0
+    return 1 if places - len(members) > 1 else 2
+
+
 class DecodeHost:
     """A running process for several cameras. Raises OSError if it cannot be started. members: not closed yet.
 
@@ -115,6 +125,11 @@ class DecodeHost:
         """Which cameras it may have. A process that survived a loss for long accepts any."""
         is_past = self._company != ALONE and time.monotonic() - self._began_at >= LOSSES_WITHIN_S
         return "" if is_past else self._company
+
+    @property
+    def pictures(self) -> list[Pictures | None]:
+        """Of its members."""
+        return [member.pictures for member in self.members]
 
     def has_room(self, places: int, company: str) -> bool:
         """Whether it has room for such a camera."""
@@ -169,9 +184,9 @@ class DecodeHost:
 class SharedDecodeProcess(ProcessLink):
     """A camera in a shared process, running once constructed. Raises OSError, without leaving anything."""
 
-    def __init__(self, host: DecodeHost, start: Start, name: str) -> None:
+    def __init__(self, host: DecodeHost, start: Start, name: str, pictures: Pictures | None = None) -> None:
         super().__init__(start, name)
-        self._host = host
+        self._host, self.pictures = host, pictures
         self._how: str | None = None
         self._leave_s = max(start.open_timeout_s, start.read_timeout_s) + LEAVE_MARGIN_S
         self._left_at: float | None = None
@@ -241,23 +256,31 @@ class DecodeHosts:
         self.options = options
         self.cards = DecoderCards(options.gpu.cards if options.gpu is not None else ())
         self._hosts: list[DecodeHost] = []
+        self._offsets = 0
 
-    def line(self, start: Start, name: str, *, company: str) -> ProcessLink:
-        """Starts a run with start.decoder. company: see DecoderChoice. Raises OSError."""
+    def line(self, start: Start, name: str, *, company: str, pictures: Pictures | None = None) -> ProcessLink:
+        """Starts a run with start.decoder. company: see DecoderChoice. pictures: of the source's last run. Raises
+        OSError."""
         gpu = self.options.gpu
         if start.decoder == "cpu" or gpu is None:
             return DecodeProcess(self.options.command, start, name)
-        places = 1 if company == ALONE else gpu.cameras_per_process
+        even = gpu.cameras_per_process // 2 * 2 or 1  # decoders are shared by two within a process
+        places = 1 if company == ALONE else even
         card = self.cards.position(name)
-        for host in self._hosts:
-            if host.card == card and host.has_room(places, company):
-                with suppress(BrokenPipeError):  # it died at this moment
-                    return SharedDecodeProcess(host, start, name)
+        able = [host for host in self._hosts if host.card == card and host.has_room(places, company)]
+        for host in sorted(able, key=lambda one: fitness(one.pictures, pictures, places)):
+            with suppress(BrokenPipeError):  # it died at this moment
+                return SharedDecodeProcess(host, start, name, pictures)
         device = gpu.device if card is None else 0  # of several cards, a process sees its own
         command = (*gpu.command, str(device), str(int(gpu.has_pinned_processes)))
         host = DecodeHost(command, places, company, card=card, environ=self.cards.environ(name))
         self._hosts.append(host)
-        return SharedDecodeProcess(host, start, name)
+        return SharedDecodeProcess(host, start, name, pictures)
+
+    def next_offset_s(self) -> float:
+        """When the next of many files begins to play."""
+        self._offsets += 1
+        return start_offset_s(self._offsets - 1)
 
     def tick(self, now: float) -> None:
         """Runs due actions; call it about once a second."""

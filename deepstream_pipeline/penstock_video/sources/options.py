@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from penstock_video.sources.admission import DecoderReading
 from penstock_video.sources.decoder_cards import DecoderCard
-from penstock_video.sources.protocol import Beat, Opened, Recorded
+from penstock_video.sources.protocol import Beat, Opened, Recorded, Start
+from penstock_video.sources.ring import ring_size
 from penstock_video.types import DeviceRow, PreparedFrame, SourceConfig, SourceState
 
 DECODER = (sys.executable, "-P", "-m", "penstock_video.sources.child")
@@ -95,6 +96,29 @@ class SourceNeeds:
     interval: int = 0
     wants_images: bool = False
     image_interval_s: float = 0.0
+
+
+def start_of(config: SourceConfig, needs: SourceNeeds, options: SourcesOptions) -> Start:
+    """A source's first message to a decode process, without what differs from run to run."""
+    size = ring_size(options.ring_frames, needs.row_bytes, options.max_pixels * 3)
+    return Start(
+        uri=config.uri,
+        spec=needs.spec,
+        ring_frames=size.frames,
+        slot_bytes=size.slot_bytes,
+        ring_bytes=options.ring_bytes,
+        policy="",
+        interval=needs.interval,
+        is_loop=config.is_loop,
+        is_realtime=config.is_realtime,
+        is_udp=config.is_udp,
+        open_timeout_s=config.open_timeout_s,
+        record_cache_s=config.record_cache_s,
+        max_pixels=options.max_pixels,
+        row_bytes=needs.row_bytes,
+        allowed_outbound=options.allowed_outbound,
+        is_from_api=config.is_from_api,
+    )
 
 
 class SourceListener(Protocol):

@@ -9,6 +9,15 @@ RUNAWAY_S = 3  # consecutive whole seconds
 CATCH_UP_S = 10.0  # frames late by up to this may arrive faster: the machine was busy
 
 
+_SPREAD_S = 1.0
+_GOLDEN = 0.618033988749895  # its multiples are spread evenly, however many there are
+
+
+def start_offset_s(number: int) -> float:
+    """Seconds, below 1, by which the number-th of many sources begins later, so that their frames do not coincide."""
+    return number * _GOLDEN % 1.0 * _SPREAD_S
+
+
 class Pace:
     """Frame rate of one process."""
 

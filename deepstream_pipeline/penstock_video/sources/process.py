@@ -26,15 +26,20 @@ class BrokenPromise(Exception):
     """The process sent an invalid message, or does not read. The text is for display."""
 
 
+Pictures = tuple[str, int, int]
+
+
 class ProcessLink(ABC):
     """One run of one source, in its own or a shared process. Not thread-safe.
 
     ring: its frames, mapped as long as arrays of it exist. pidfd: readable once the run is over, -1 if unsupported.
-    is_lost: it ended with a shared process, and not by its own known fault.
+    is_lost: it ended with a shared process, and not by its own known fault. pictures: codec, width and height, if they
+    are known.
     """
 
     pidfd = -1
     is_lost = False
+    pictures: Pictures | None = None
 
     def __init__(self, start: Start, name: str) -> None:
         """`_theirs`, the other end of the socket, and `_ring_fd` are for the process; `_handed_over` closes them."""

@@ -36,7 +36,8 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
     image_interval_s: as in Want. first_*: where counting continues. max_pixels: larger frames are refused. cut: share
     of the picture (0..1) whose brightness must change at once to begin a segment, 0 for never. decoder: cpu or nvdec.
     device_ring: CUDA IPC handle of a ring with as many slots of row_bytes; empty if rows are in the shared ring.
-    allowed_outbound, is_from_api: of penstock.outbound.OutboundPolicy.
+    begin_after_s: pause before a file in real time begins. allowed_outbound, is_from_api: of
+    penstock.outbound.OutboundPolicy.
     """
 
     uri: str
@@ -62,6 +63,7 @@ class Start(DecodeMessage, frozen=True, kw_only=True):
     decoder: str = "cpu"
     device_ring: bytes = b""
     row_bytes: int = 0
+    begin_after_s: float = 0.0
     allowed_outbound: tuple[str, ...] = ()
     is_from_api: bool = False
 

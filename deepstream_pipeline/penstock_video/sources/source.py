@@ -14,8 +14,8 @@ from penstock_video.sources.admission import Verdict, cost_of
 from penstock_video.sources.decode_host import DecodeHosts, DecoderChoice
 from penstock_video.sources.feed import Feed, FrameNumbers, RowRings, SourceCounts
 from penstock_video.sources.lifecycle import Action, LifecycleOptions, SourceLifecycle
-from penstock_video.sources.options import DeviceRing, SourceListener, SourceNeeds, SourceSnapshot
-from penstock_video.sources.process import BrokenPromise, ProcessLink
+from penstock_video.sources.options import DeviceRing, SourceListener, SourceNeeds, SourceSnapshot, start_of
+from penstock_video.sources.process import BrokenPromise, Pictures, ProcessLink
 from penstock_video.sources.protocol import (
     DOWN,
     UP,
@@ -31,7 +31,6 @@ from penstock_video.sources.protocol import (
     Start,
     Want,
 )
-from penstock_video.sources.ring import ring_size
 from penstock_video.types import DecoderKind, DropPolicy, DropReason, SourceConfig, SourceState
 
 log = structlog.get_logger(component="video")
@@ -291,6 +290,8 @@ class Source:
         if opened.decoder != self._decoder:
             raise BrokenPromise(f"its process decodes by {opened.decoder[:16]!r}, not by {self._decoder}")
         self._opened = opened
+        if self.process is not None:
+            self.process.pictures = self._pictures
         cost = cost_of(opened.width, opened.height, opened.fps, opened.codec)
         self._hosts.cards.opened(self.source_id, cost, now)
         self.watch.opened(now, opened.fps, is_live=opened.is_live)
@@ -341,16 +342,29 @@ class Source:
         self._decoder_reason = reason
         log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=reason)
 
+    @property
+    def _pictures(self) -> Pictures | None:
+        """Of its last process."""
+        opened = self._opened
+        return None if opened is None else (opened.codec, opened.width, opened.height)
+
     def _begin(self, now: float) -> tuple[ProcessLink, DeviceRing | None]:
         """Starts a run with the current decoder. Raises OSError and PipelineError."""
         device_ring = self._device_ring()
         try:
             start = self._start_record(now, device_ring)
-            return self._hosts.line(start, self.source_id, company=self._choice.company(now)), device_ring
+            company = self._choice.company(now)
+            return self._hosts.line(start, self.source_id, company=company, pictures=self._pictures), device_ring
         except BaseException:
             if device_ring is not None:
                 self._rings.put_back(device_ring)
             raise
+
+    def _begin_after_s(self) -> float:
+        """Of a file that a GPU plays in real time, the first time: keyframes of many are then spread in time."""
+        if self._decoder is DecoderKind.NVDEC and self.config.is_realtime and self._timeline.pts_s is None:
+            return self._hosts.next_offset_s()
+        return 0.0
 
     def _device_ring(self) -> DeviceRing | None:
         """For the rows of a new run; None if they use host memory."""
@@ -374,32 +388,17 @@ class Source:
         return gpu.new_device_ring(self._options.ring_frames, self._needs.row_bytes)
 
     def _start_record(self, now: float, device_ring: DeviceRing | None) -> Start:
-        config, needs, options = self.config, self._needs, self._options
-        size = ring_size(options.ring_frames, needs.row_bytes, options.max_pixels * 3)
         frame_num, pts_s, segment = self._timeline.begin(now, is_live=self.watch.is_live)
-        return Start(
-            uri=config.uri,
-            spec=needs.spec,
-            ring_frames=size.frames,
-            slot_bytes=size.slot_bytes,
-            ring_bytes=options.ring_bytes,
+        return msgspec.structs.replace(
+            start_of(self.config, self._needs, self._options),
             policy=self._policy.value,
-            interval=needs.interval,
             wants_images=self._want.images,
             image_interval_s=self._want.interval_s,
-            is_loop=config.is_loop,
-            is_realtime=config.is_realtime,
-            is_udp=config.is_udp,
-            open_timeout_s=config.open_timeout_s,
-            read_timeout_s=config.reconnect_interval_s + _READ_MARGIN_S,
-            record_cache_s=config.record_cache_s,
-            max_pixels=options.max_pixels,
+            read_timeout_s=self.config.reconnect_interval_s + _READ_MARGIN_S,
             first_frame_num=frame_num,
             first_pts_s=pts_s,
             first_segment=segment,
             decoder=self._decoder.value,
+            begin_after_s=self._begin_after_s(),
             device_ring=b"" if device_ring is None else device_ring.handle,
-            row_bytes=needs.row_bytes,
-            allowed_outbound=options.allowed_outbound,
-            is_from_api=config.is_from_api,
         )

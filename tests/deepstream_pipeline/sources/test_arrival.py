@@ -42,7 +42,9 @@ class StuckOnceCodec(SlowCodec):
         return super().decode(packet)
 
 
-def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[tuple[FrameReady, float]]:
+def frames_of(
+    path: Path, codec: type[SlowCodec], *, is_realtime: bool, begin_after_s: float = 0.0
+) -> list[tuple[FrameReady, float]]:
     """Of one run of the clip; each with the moment at which it was reported."""
     start = Start(
         uri=str(path),
@@ -52,6 +54,7 @@ def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[
         ring_bytes=SIZE.size_bytes,
         policy="drop-oldest",
         is_realtime=is_realtime,
+        begin_after_s=begin_after_s,
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     event_log: list[tuple[FrameReady, float]] = []
@@ -89,6 +92,14 @@ def test_frame_that_is_due_was_captured_then_however_late_it_is(clip: Path) -> N
     first = event_log[0][0]
     for frame, _ in event_log:
         assert frame.captured_at - first.captured_at == pytest.approx(frame.pts_s - first.pts_s, abs=1e-6)
+
+
+def test_file_that_begins_later_is_late_by_nothing(clip: Path) -> None:
+    """The pause that spreads many files in time is not part of a frame's latency."""
+    began_s = time.monotonic()
+    (first, reported_at), *_ = frames_of(clip, SlowCodec, is_realtime=True, begin_after_s=0.3)
+    assert first.captured_at >= began_s + 0.3
+    assert reported_at - first.captured_at < 0.3
 
 
 def test_more_than_a_second_is_not_made_up_for(clip: Path) -> None:

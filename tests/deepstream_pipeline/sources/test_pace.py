@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_video.sources.pace import Pace, Stillness
+from penstock_video.sources.pace import Pace, Stillness, start_offset_s
 
 
 def feed(pace: Pace, fps: float, from_s: float, to_s: float, limit: float | None = 25.0) -> bool:
@@ -18,6 +18,15 @@ def test_fps_of_even_frames_is_their_rate(fps: float) -> None:
     feed(pace, fps, 100.0, 110.0)
     assert pace.fps(110.0) == pytest.approx(fps, rel=0.05)
     assert pace.fps(113.1) == 0.0
+
+
+def test_starts_of_many_files_are_spread_over_a_second() -> None:
+    """Of any number of them: no two keyframes of equal files are nearer than half of an even spread."""
+    for count in (1, 2, 24, 315):
+        starts = sorted(start_offset_s(number) for number in range(count))
+        assert 0 <= starts[0] <= starts[-1] < 1
+        gaps = [two - one for one, two in zip(starts, [*starts[1:], starts[0] + 1], strict=True)]
+        assert min(gaps) >= 0.38 / count
 
 
 def test_fps_of_a_second_is_not_divided_by_three() -> None:
