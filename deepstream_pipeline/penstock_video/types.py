@@ -178,7 +178,8 @@ class DevicePicture(NamedTuple):
     Borrowed until its decoder is given the next packet. luma, chroma: addresses; pitch: bytes from line to line, of
     both. width, height: as stored, before turning. stream: the handle of the CUDA stream in whose order it is complete.
     orientation: makes it upright. matrix: colorspace as FFmpeg numbers it (AVCOL_SPC: 1 BT.709, 5 and 6 BT.601, 2 where
-    it says nothing). is_full_range: luma from 0 to 255, else 16 to 235.
+    it says nothing). is_full_range: luma from 0 to 255, else 16 to 235. source_size: the stream's (width, height), if
+    the decoder made the picture smaller.
     """
 
     luma: int
@@ -190,10 +191,16 @@ class DevicePicture(NamedTuple):
     orientation: Orientation = UPRIGHT
     matrix: int = 2
     is_full_range: bool = False
+    source_size: tuple[int, int] | None = None
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """(width, height) of the upright picture."""
+        """(width, height) of the stream's upright pictures."""
+        return self.orientation.size(*(self.source_size or (self.width, self.height)))
+
+    @property
+    def upright_stored_size(self) -> tuple[int, int]:
+        """(width, height) of this picture, upright."""
         return self.orientation.size(self.width, self.height)
 
 

@@ -37,7 +37,8 @@ REFERENCES = {"h264": slice(72, 72 + 16 * 7, 7), "hevc": slice(109, 109 + 16)}  
 
 class PictureFormat(NamedTuple):
     """A sequence's pictures. surfaces: least number to decode it. coded: (width, height) in pixels. area: (left, top,
-    right, bottom) that is displayed. chroma: 1 for 4:2:0."""
+    right, bottom) that is displayed. chroma: 1 for 4:2:0. scaled: (width, height) to which the decoder scales the area,
+    even; None for whole pictures of the coded size."""
 
     codec: str
     chroma: int
@@ -45,6 +46,12 @@ class PictureFormat(NamedTuple):
     coded: tuple[int, int]
     area: tuple[int, int, int, int]
     surfaces: int
+    scaled: tuple[int, int] | None = None
+
+    @property
+    def output(self) -> tuple[int, int]:
+        """(width, height) of what the decoder gives, with what is cut off."""
+        return self.scaled or self.coded
 
     @property
     def size(self) -> tuple[int, int]:
@@ -224,7 +231,7 @@ class MappedPicture(NamedTuple):
 
 
 class HardwareDecoder:
-    """A decoder of the card. Its pictures have the coded size."""
+    """A decoder of the card. Its pictures have the size `like.output`."""
 
     def __init__(self, cuvid: Cuvid, like: PictureFormat, surfaces: int, outputs: int) -> None:
         """surfaces: for decoding. outputs: pictures mapped at the same time. Raises CuvidFailed."""
@@ -239,10 +246,12 @@ class HardwareDecoder:
             bit_depth_minus_8=like.bit_depth - 8,
             width_max=width,
             height_max=height,
-            target_width=width,
-            target_height=height,
+            target_width=like.output[0],
+            target_height=like.output[1],
             output_surfaces=outputs,
         )
+        if like.scaled is not None:  # else the whole coded picture, of which the caller takes a part
+            info.display_area[:] = like.area
         self._cuvid, self._handle, self._is_open = cuvid, c_void_p(), True
         cuvid.call("cuvidCreateDecoder", ctypes.addressof(self._handle), ctypes.addressof(info))
 

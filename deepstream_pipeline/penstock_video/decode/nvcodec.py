@@ -53,8 +53,11 @@ class NvCodec(Protocol):
 class OpenNvCodec(Protocol):
     """Opens decoders."""
 
-    def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """codec: h264 or hevc, 8 bit, 4:2:0. stream: CUDA stream. size: (width, height). Raises NeedsCpu, GpuFull."""
+    def __call__(
+        self, codec: str, stream: int, size: tuple[int, int], scaled: tuple[int, int] | None = None
+    ) -> NvCodec:
+        """codec: h264 or hevc, 8 bit, 4:2:0. stream: CUDA stream. size: (width, height). scaled: of the surfaces, even;
+        None for the same. Raises NeedsCpu, GpuFull."""
 
 
 class NvdecOpener:
@@ -82,12 +85,14 @@ class NvdecOpener:
         """Whether the camera probably shares a decoder that exists."""
         return not self.is_alone and self.pool.has_room(codec, size)
 
-    def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+    def __call__(
+        self, codec: str, stream: int, size: tuple[int, int], scaled: tuple[int, int] | None = None
+    ) -> NvCodec:
         """A decoder on the GPU of the thread's context. Raises NeedsCpu."""
         refusal = refusal_of(codec, size, self.pool.cuvid.limits_of(codec))
         if refusal:
             raise NeedsCpu(refusal)
-        return _Nvdec(self, codec, stream)
+        return _Nvdec(self, codec, stream, scaled)
 
 
 def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str:
@@ -108,7 +113,8 @@ def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str
 class _Nvdec:
     """An NvCodec. The decoder is made, or shared, with the first packet."""
 
-    def __init__(self, opener: NvdecOpener, codec: str, stream: int) -> None:
+    def __init__(self, opener: NvdecOpener, codec: str, stream: int, scaled: tuple[int, int] | None) -> None:
+        self._scaled = scaled
         self._opener, self._device, self._pool = opener, opener.device, opener.pool
         self._codec, self._stream = codec, stream
         self._parser: Parser | None = None
@@ -174,6 +180,7 @@ class _Nvdec:
         return self._surfaces
 
     def _on_format(self, found: PictureFormat) -> int:
+        found = found._replace(scaled=self._scaled)
         if self._lane is None:
             self._lane = self._opener.lane = self._pool.lane(found, is_alone=self._opener.is_alone)
             self._format = found
@@ -192,14 +199,15 @@ class _Nvdec:
         if lane is None or found is None:
             return
         picture = lane.map(index, self._stream)
-        lines = (found.coded[1] + 1) & ~1  # of luma
+        lines = (found.output[1] + 1) & ~1  # of luma
         if len(self._mapped) < OUTPUTS:
             address = picture.address
             self._mapped.append(address)
         else:
             address = self._copied(lane, picture.address, picture.pitch * lines * 3 // 2)
         chroma = address + picture.pitch * lines
-        self._surfaces.append(Surface(stamp, address, chroma, picture.pitch, *found.size, picture.is_damaged))
+        size = found.scaled or found.size
+        self._surfaces.append(Surface(stamp, address, chroma, picture.pitch, *size, picture.is_damaged))
 
     def _verify(self, lane: Lane, data: bytes, stamp: int, surfaces: list[Surface]) -> None:
         """Compares the first pictures beside another stream with software decoding. Raises PacketRefused if they

@@ -1,6 +1,6 @@
 """Pictures decoded by NVDEC, which stay in GPU memory as NV12, bit-equal to FFmpeg's."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import av
@@ -25,10 +25,12 @@ _PLAIN = ("yuv420p", "yuvj420p")
 
 @dataclass(frozen=True, slots=True)
 class NvdecCodecs:
-    """Makes NvdecCodec objects (a MakeCodec). stream: CUDA stream of the pictures."""
+    """Makes NvdecCodec objects (a MakeCodec). stream: CUDA stream of the pictures. output_size: to which a decoder
+    scales pictures of (width, height), called at each keyframe; None for their own."""
 
     open: OpenNvCodec
     stream: int = 0
+    output_size: Callable[[tuple[int, int]], tuple[int, int] | None] = lambda size: None
 
     def __call__(self, stream: VideoStream, context: VideoCodecContext) -> "NvdecCodec":
         """A codec for the stream. Raises NeedsCpu."""
@@ -63,6 +65,7 @@ class NvdecCodec:
         self._held = Headers() if has_lengths or not extradata else headers_of(extradata, name)  # the newest sets
         self._sequence = b""  # of its decoder's pictures
         self._look: _Look | None = None
+        self._scaled: tuple[int, int] | None = None  # size of its decoder's pictures
         self._nvdec: NvCodec | None = None
         self._retired: NvCodec | None = None  # its last pictures may still be in use
         self._numbers = PacketNumbers()
@@ -86,6 +89,7 @@ class NvdecCodec:
         if not headers.has_picture or (packet.is_keyframe and not headers.may_be_key):
             raise PacketRefused(f"a packet without a picture of {self._name}")
         is_other = bool(headers.sequence) and headers.sequence != self._sequence
+        is_other = is_other or (packet.is_keyframe and self._is_resized())
         if self._awaits_key and not packet.is_keyframe and not is_other:
             return self._await_key()
         raw_s = seconds_of(packet.pts, packet.time_base)
@@ -133,6 +137,16 @@ class NvdecCodec:
             return headers.is_skipped
         return raw_s is not None and self._joined_s is not None and raw_s < self._joined_s
 
+    def _is_resized(self) -> bool:
+        """Whether the next pictures are to have another size than its decoder's."""
+        return self._nvdec is not None and self._look is not None and self._output_size(self._look) != self._scaled
+
+    def _output_size(self, look: _Look) -> tuple[int, int] | None:
+        """None for pictures that are turned by a quarter: the network's sides would be the wrong ones."""
+        if look.orientation.is_transposed:
+            return None
+        return self._codecs.output_size((look.width, look.height))
+
     def _await_key(self) -> list[Decoded]:
         """Drops data before the first keyframe, as FFmpeg does."""
         self._unkeyed += 1
@@ -149,7 +163,8 @@ class NvdecCodec:
                 raise NeedsCpu("NVDEC is used for whole pictures, and these may be interlaced")
             if is_cut_before(sequence, self._name):
                 raise NeedsCpu("NVDEC shows of a picture what this stream says is cut off at its left or top")
-            nvdec = self._codecs.open(self._name, self._codecs.stream, (look.width, look.height))
+            scaled = self._output_size(look)
+            nvdec = self._codecs.open(self._name, self._codecs.stream, (look.width, look.height), scaled)
         except NeedsCpu as refusal:
             if self._nvdec is None or self._has_bad_keyframe:
                 raise
@@ -163,7 +178,7 @@ class NvdecCodec:
         self._retire()
         if not before:  # a full GPU may need its memory for the next
             self._let_retired_go()
-        self._nvdec, self._look, self._sequence = nvdec, look, sequence
+        self._nvdec, self._look, self._sequence, self._scaled = nvdec, look, sequence, scaled
         self._numbers, self._awaits_key = self._numbers.anew(), True
         return before
 
@@ -221,7 +236,7 @@ class NvdecCodec:
 
     def _one(self, surface: Surface, sent: Sent) -> Decoded:
         look = self._look
-        if look is None or (surface.width, surface.height) != (look.width, look.height):
+        if look is None or (surface.width, surface.height) != (self._scaled or (look.width, look.height)):
             size = "nothing" if look is None else f"{look.width}x{look.height}"
             raise NeedsCpu(f"NVDEC makes pictures of {surface.width}x{surface.height} of a stream of {size}")
         picture = DevicePicture(
@@ -234,6 +249,7 @@ class NvdecCodec:
             orientation=look.orientation,
             matrix=look.matrix,
             is_full_range=look.is_full_range,
+            source_size=None if self._scaled is None else (look.width, look.height),
         )
         width, height = picture.upright_size
         is_corrupt = sent.is_corrupt or surface.is_damaged

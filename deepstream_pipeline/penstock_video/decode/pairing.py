@@ -37,8 +37,11 @@ OUTPUTS = 2  # mapped pictures of a stream
 
 
 def may_share(one: PictureFormat) -> bool:
-    """Whether a stream with such pictures may share a decoder: 4:2:0, 8 bit, few reference pictures."""
-    return one.chroma == CHROMA_420 and one.bit_depth == 8 and one.surfaces <= MOST_SHARED_SURFACES
+    """Whether a stream with such pictures may share a decoder: 4:2:0, 8 bit, few reference pictures, and full size, at
+    which they are compared with FFmpeg's."""
+    return (
+        one.scaled is None and one.chroma == CHROMA_420 and one.bit_depth == 8 and one.surfaces <= MOST_SHARED_SURFACES
+    )
 
 
 def may_pair(one: PictureFormat, other: PictureFormat) -> bool:

@@ -1,6 +1,7 @@
 """Model input rows from a picture in GPU memory, by kernels that equal `prepare_row`."""
 
 import ctypes
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from penstock_video.preprocess import kernels
 from penstock_video.preprocess.kernels import cubin_for
 from penstock_video.types import DevicePicture
 
-__all__ = ["DevicePreparer", "Made", "RowTarget", "why_not"]
+__all__ = ["DevicePreparer", "Made", "RowTarget", "output_size", "why_not"]
 
 # A device address, or a writable array of the row's bytes in host memory, C order; its shape and dtype do not matter.
 RowTarget = int | npt.NDArray[Any]
@@ -24,6 +25,8 @@ _THUMBNAIL_SHAPE = (kernels.THUMBNAIL_SIZE[1], kernels.THUMBNAIL_SIZE[0])
 _THUMBNAIL_BYTES = _THUMBNAIL_SHAPE[0] * _THUMBNAIL_SHAPE[1]
 # In the camera's block: what pixel values become, the thumbnail, a row on its way to the host.
 _VALUES_ROOM, _THUMBNAIL_ROOM = 4096, 4096
+_ROUNDING = 1e-6
+_MOST_SCALED = 0.75  # of the pixels: else the decoder gives the full size
 
 
 class Made(NamedTuple):
@@ -42,12 +45,24 @@ def why_not(spec: PrepareSpec) -> str:
     return ""
 
 
+def output_size(size: tuple[int, int], spec: PrepareSpec | None) -> tuple[int, int] | None:
+    """(width, height) to which a decoder may scale pictures of this size: even, of about the same shape, and for
+    accuracy twice as large as the network shows them. None: full size, since the model's `scaled-decode` is 0, or the
+    pictures are not much larger."""
+    if spec is None or not spec.has_scaled_decode or spec.filter is not ScalingFilter.BILINEAR:
+        return None
+    part = part_of(*size, spec)
+    share = 2 * max(part.resized_width / part.width, part.resized_height / part.height)
+    width, height = (math.ceil(share * side / 2 - _ROUNDING) * 2 for side in size)
+    return (width, height) if width * height <= _MOST_SCALED * size[0] * size[1] else None
+
+
 class _Plan:
     """All that stays the same from picture to picture of one shape: the kernels' arguments, packed once."""
 
     def __init__(self, picture: DevicePicture, spec: PrepareSpec | None) -> None:
         size = (picture.width, picture.height)
-        upright_width, upright_height = picture.upright_size
+        upright_width, upright_height = picture.upright_stored_size
         colours = kernels.colour_arguments(picture.matrix, is_full_range=picture.is_full_range)
         walk = kernels.picture_arguments(picture.pitch, size, picture.orientation)
         self.picture = _packed(kernels.PICTURE, 0, 0, *walk, *colours, 0)
@@ -61,7 +76,7 @@ class _Plan:
         self.row_shape: tuple[int, ...] = ()
         self.row_bytes = 0
         if spec is not None:
-            part = part_of(upright_width, upright_height, spec)
+            part = part_of(*picture.upright_size, spec, picture.upright_stored_size)
             self.row = _packed(kernels.ROW, *_row_arguments(part, spec))
             small_width, small_height, _ = self.thumbnail_grid
             width, height, _ = _grid(part.network_width, part.network_height)
@@ -163,7 +178,7 @@ class DevicePreparer:
         """The same one for as long as the pictures keep their shape and colours."""
         shape: tuple[object, ...] = (
             *(picture.width, picture.height, picture.pitch),
-            *(picture.orientation, picture.matrix, picture.is_full_range),
+            *(picture.orientation, picture.matrix, picture.is_full_range, picture.source_size),
         )
         if self._plan is not None and shape == self._shape:
             return self._plan

@@ -46,7 +46,7 @@ from penstock_video.sources.protocol import (
     decode_down,
 )
 from penstock_video.sources.ring import Ring, RingSize
-from penstock_video.types import DecoderSharing, DropPolicy, DropReason
+from penstock_video.types import DecoderSharing, DevicePicture, DropPolicy, DropReason
 
 _MAX_MOMENTS = 1024  # the last frames; no result is later
 
@@ -234,7 +234,8 @@ class Work:
         self._since_row += 1
         if picture.is_dropped:
             return self._lose(DropReason.CORRUPT)
-        has_row, has_image = self._since_row > self._start.interval, self._wants_image(captured_at)
+        is_whole = not isinstance(picture.frame, DevicePicture) or picture.frame.source_size is None
+        has_row, has_image = self._since_row > self._start.interval, is_whole and self._wants_image(captured_at)
         slot = self._slot(slots, decoder.facts, has_row=has_row, has_image=has_image)
         if slot is None:
             return self._lose(DropReason.RING_FULL)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import cv2
 
+from penstock.vision.spec import PrepareSpec
 from penstock_video.decode.nvcodec import NvCodec, NvdecOpener, OpenNvCodec, Surface
 from penstock_video.decode.nvdec import NvdecCodecs
 from penstock_video.decode.uri import is_live
 from penstock_video.errors import GpuFailed, GpuFull, GpuUnavailable, NeedsCpu, SourceNotAllowed
 from penstock_video.gpu.device import Device
+from penstock_video.preprocess.device_rows import output_size
 from penstock_video.sources.child_link import ParentLink
 from penstock_video.sources.child_work import Tools, Work, read_start
 from penstock_video.sources.core_pinning import OwnCore, open_lock
@@ -151,6 +153,20 @@ class MadeInTurn:
         self._codec.close()
 
 
+class OutputSize:
+    """Size of a camera's decoded pictures, called at each keyframe: full size from the moment on at which the parent
+    wants pictures, so that a viewer costs one new decoder at most."""
+
+    def __init__(self, start: Start, link: ParentLink) -> None:
+        self._spec = PrepareSpec.unpack(start.spec) if start.spec else None
+        self._link, self._is_full = link, False
+
+    def __call__(self, size: tuple[int, int]) -> tuple[int, int] | None:
+        """None for the full size."""
+        self._is_full = self._is_full or self._link.wants_images
+        return None if self._is_full else output_size(size, self._spec)
+
+
 @dataclass(frozen=True, slots=True)
 class _OpenGpu:
     """State of the GPU that all cameras of the process share."""
@@ -198,7 +214,7 @@ class SharedGpu:
             parent_link = ParentLink(link, start)
             opener = card.opener.for_camera()
             opener.is_alone = _is_at_full_speed(start)  # two would take turns
-            codecs = NvdecCodecs(_in_turn(card, opener, parent_link), stream.handle)
+            codecs = NvdecCodecs(_in_turn(card, opener, parent_link), stream.handle, OutputSize(start, parent_link))
             slots = lambda ring, start: DeviceSlotWriter(device, ring, start)  # noqa: E731
             tools = Tools(codecs, slots, time.thread_time, lambda: opener.sharing)
             status = self._work(device, parent_link, ring, start, tools)
@@ -224,14 +240,16 @@ class SharedGpu:
 def _in_turn(card: _OpenGpu, opener: NvdecOpener, link: ParentLink) -> OpenNvCodec:
     """Opens decoders in turns. A lost GPU is no fault of the stream, which then needs a new process, not the CPU."""
 
-    def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+    def open_codec(codec: str, stream: int, size: tuple[int, int], scaled: tuple[int, int] | None = None) -> NvCodec:
         try:
-            decoder = opener(codec, stream, size)
+            decoder = opener(codec, stream, size, scaled)
         except NeedsCpu as refusal:
             if card.device.is_lost():
                 raise GpuFailed(refusal.message) from refusal
             raise
-        return decoder if opener.may_join(codec, size) else MadeInTurn(decoder, card.turns, link.attend)
+        return (
+            decoder if scaled is None and opener.may_join(codec, size) else MadeInTurn(decoder, card.turns, link.attend)
+        )
 
     return open_codec
 

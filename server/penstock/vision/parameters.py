@@ -241,7 +241,9 @@ PARAMETERS = {
         "pixels; only for inputs of given H and variable W: narrower pictures are padded at the right", "none"
     ),
     "scaled-decode": ParameterDoc(
-        "`0` or `1`: decode large JPEGs at a fraction of their size: faster, slightly different results", "0"
+        "`0` or `1`: decode large JPEGs, and cameras on a GPU, at a fraction of their size: faster, slightly different "
+        "results",
+        "0",
     ),
     "labels": ParameterDoc("names by class id: `person;bicycle;car`", "none"),
     "class-ids": ParameterDoc(

@@ -178,9 +178,13 @@ def _scaled(side: int, scale: float) -> int:
     return max(round(side * scale), 1)
 
 
-def part_of(source_width: int, source_height: int, spec: PrepareSpec) -> CropRegion:
-    """The part of a source of that size that `prepare` resizes. The rest of the network's image is padding."""
-    return _middle_part(source_width, source_height, _compute_placement(source_width, source_height, spec))
+def part_of(
+    source_width: int, source_height: int, spec: PrepareSpec, decoded_size: tuple[int, int] | None = None
+) -> CropRegion:
+    """The part of a source of that size that `prepare` resizes. The rest of the network's image is padding.
+    decoded_size: (width, height) after a scaled decode; the part is in its pixels."""
+    width, height = decoded_size or (source_width, source_height)
+    return _middle_part(width, height, _compute_placement(source_width, source_height, spec))
 
 
 def values_of(spec: PrepareSpec) -> Array:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import av
+import cv2
 import numpy as np
 import numpy.typing as npt
 from av.codec.context import Flags
@@ -114,6 +115,15 @@ class FakeDecoder:
     known: set[int] = field(default_factory=set)
 
 
+def _scaled(nv12: Plane, width: int, height: int) -> Plane:
+    """(H * 3 / 2, W) of another size."""
+    lines = nv12.shape[0] * 2 // 3
+    chroma = nv12[lines:].reshape(lines // 2, -1, 2)
+    luma = cv2.resize(nv12[:lines], (width, height), interpolation=cv2.INTER_AREA)
+    small = cv2.resize(chroma, (width // 2, height // 2), interpolation=cv2.INTER_AREA)
+    return np.concatenate([luma, small.reshape(height // 2, width)])
+
+
 class FakeCuvid:
     """The library. surfaces: that a stream needs. room: decoders that the card makes. fails: functions that answer an
     error code from now on. made: of all decoders that there were."""
@@ -196,10 +206,13 @@ class FakeCuvid:
             return INVALID
         assert cuvid_structures.ProcessParams.from_address(params).is_progressive
         width, height = decoder.info["target_width"], decoder.info["target_height"]
-        lines, pixels = picture.content.shape[0] * 2 // 3, picture.content.shape[1]
+        content = picture.content
+        if (width, height) != (decoder.info["width"], decoder.info["height"]):
+            content = _scaled(content, width, height)
+        lines, pixels = content.shape[0] * 2 // 3, content.shape[1]
         memory = np.zeros((height * 3 // 2, width + 64), np.uint8)
-        memory[:lines, :pixels] = picture.content[:lines]
-        memory[height : height + lines // 2, :pixels] = picture.content[lines:]
+        memory[:lines, :pixels] = content[:lines]
+        memory[height : height + lines // 2, :pixels] = content[lines:]
         self._memory = [*self._memory[-64:], memory]
         decoder.mapped[memory.ctypes.data] = memory
         ctypes.c_ulonglong.from_address(address).value = memory.ctypes.data

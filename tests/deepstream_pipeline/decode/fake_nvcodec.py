@@ -40,12 +40,14 @@ class FakeOpener:
         self.are_broken = self.is_alone = False
         self.room = room
 
-    def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+    def __call__(
+        self, codec: str, stream: int, size: tuple[int, int], scaled: tuple[int, int] | None = None
+    ) -> NvCodec:
         """One more; NeedsCpu as a card's limits would have it."""
         refusal = refusal_of(codec, size, LIMITS[codec])
         if refusal:
             raise NeedsCpu(refusal)
-        self.opened.append(FakeNvCodec(codec, self._has_room))
+        self.opened.append(FakeNvCodec(codec, self._has_room, scaled))
         self.opened[-1].fails = self.are_broken
         return self.opened[-1]
 
@@ -69,7 +71,10 @@ class FakeOpener:
 class FakeNvCodec:
     """One decoder. fails: its next call raises. is_made: the card has it."""
 
-    def __init__(self, codec: str, has_room: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, codec: str, has_room: Callable[[], bool] = lambda: True, scaled: tuple[int, int] | None = None
+    ) -> None:
+        self.scaled = scaled
         context = av.CodecContext.create(codec, "r")
         assert isinstance(context, VideoCodecContext)
         context.thread_count, context.flags = 1, context.flags | Flags.output_corrupt
@@ -130,10 +135,14 @@ class FakeNvCodec:
         width, height = self._size
         if (frame.width, frame.height) != self._size:
             raise PacketRefused("NVDEC: the stream's pictures changed", is_fatal=True)
+        shown, is_corrupt = self._shown(frame), frame.is_corrupt
+        if self.scaled is not None:
+            width, height = self.scaled
+            frame = frame.reformat(width, height, interpolation="AREA")
         memory = nv12_of(frame)
         self._memory.append(memory)
         address = memory.ctypes.data
-        return Surface(self._shown(frame), address, address + width * height, width, width, height, frame.is_corrupt)
+        return Surface(shown, address, address + width * height, width, width, height, is_corrupt)
 
     def _let_go(self) -> None:
         assert not self.is_closed

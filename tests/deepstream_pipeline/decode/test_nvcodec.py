@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import pytest
 
@@ -128,6 +129,19 @@ def test_indices_of_a_picture_and_of_its_references_are_moved(codec: str, first:
     assert np.array_equal(moved, after)
     assert np.array_equal(picture, before)
     assert indices.held == ((5, 7, 8) if codec == "hevc" else ())
+
+
+def test_scaled_pictures_are_of_a_decoder_of_their_own(card: Card, tmp_path: Path) -> None:
+    """They could not be compared with FFmpeg's to the bit, as those of a shared decoder are."""
+    packets, size = annex_b_packets(tmp_path, "h264", size=(322, 182)), (322, 182)
+    card.camera("h264", size).give(packets[0], 0)
+    second = card.camera("h264", size)
+    second.decoder = second.opener("h264", 77, size, (162, 92))
+    (surface,) = second.give(packets[0], 0)
+    assert (surface.width, surface.height, second.opener.sharing) == (162, 92, DecoderSharing.OWN)
+    assert [(one["target_width"], one["target_height"]) for one in card.library.made] == [(336, 192), (162, 92)]
+    small = cv2.resize(expected(packets[:1])[0][:182], (162, 92), interpolation=cv2.INTER_AREA)
+    assert np.abs(second.shown[0][1][:92].astype(int) - small).max() <= 1
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])

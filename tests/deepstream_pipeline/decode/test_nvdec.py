@@ -28,7 +28,8 @@ class Run:
 
     def __init__(self, path: Path, opener: FakeOpener | None = None) -> None:
         self.opener = opener or FakeOpener()
-        codecs = NvdecCodecs(self.opener, 77)
+        self.scaled: tuple[int, int] | None = None
+        codecs = NvdecCodecs(self.opener, 77, lambda size: self.scaled)
         self.decoder = Decoder(str(path), DecodeOptions(), 0.0, codecs)
         self._packets = self.decoder.packets()
 
@@ -53,6 +54,19 @@ def test_picture_says_where_it_lies_and_how_it_is_meant(tmp_path: Path) -> None:
     assert (picture.width, picture.height, picture.stream) == (322, 182, 77)
     assert (picture.matrix, picture.is_full_range, picture.orientation) == (1, True, UPRIGHT)
     assert run.decoder.facts.decoder is DecoderKind.NVDEC
+
+
+def test_scaled_pictures_keep_the_streams_size_and_change_at_a_keyframe(tmp_path: Path) -> None:
+    """A new size of the decoder's pictures begins with the next keyframe; none is lost or repeated."""
+    run = Run(write_clip(tmp_path / "a.mp4", frames=24, options={"x264-params": "keyint=12:min-keyint=12"}))
+    run.scaled = (80, 48)
+    first = run.read(6)
+    run.scaled = None
+    pictures = [picture for came in (first + run.read()) for picture in came]
+    frames = [picture.frame for picture in pictures]
+    assert [frame.width for frame in frames if isinstance(frame, DevicePicture)] == [80] * 12 + [160] * 12
+    assert {frame.upright_size for frame in frames if isinstance(frame, DevicePicture)} == {(160, 96)}
+    assert (run.decoder.facts.width, [picture.is_new for picture in pictures].count(True)) == (160, 0)
 
 
 def test_picture_is_borrowed_until_the_next_packet(tmp_path: Path) -> None:

@@ -3,17 +3,19 @@
 import ctypes
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 
+from penstock.vision.preprocess import part_of
 from penstock.vision.spec import PrepareSpec, ResizeMode, ScalingFilter
 from penstock_video.errors import GpuFailed
 from penstock_video.gpu.device import Device
-from penstock_video.preprocess.device_rows import DevicePreparer, why_not
+from penstock_video.preprocess.device_rows import DevicePreparer, output_size, why_not
 from penstock_video.types import DevicePicture
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver
 from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
-from tests.deepstream_pipeline.preprocess.device_pictures import NETWORK, made_of, noise
+from tests.deepstream_pipeline.preprocess.device_pictures import LEVELS, NETWORK, Plane, made_of, noise, on_card, smooth
 from tests.deepstream_pipeline.preprocess.device_row_suite import SMALLER, DeviceRowSuite
 
 
@@ -36,6 +38,56 @@ class TestDeviceRows(DeviceRowSuite):
     """The kernels' own source, on the CPU, which takes long: fewer sizes."""
 
     smaller = SMALLER[1:3]
+
+
+SCALED = replace(LEVELS, has_scaled_decode=True, pad_value=114.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "spec", "expected"),
+    [
+        ((1920, 1080), PrepareSpec(640, 640, fit=ResizeMode.PAD_SYMMETRIC, has_scaled_decode=True), (1280, 720)),
+        ((1280, 720), PrepareSpec(224, 224, has_scaled_decode=True), (798, 448)),
+        ((1280, 720), PrepareSpec(224, 224), None),
+        ((1280, 720), PrepareSpec(224, 224, has_scaled_decode=True, filter=ScalingFilter.NEAREST), None),
+        ((1280, 720), PrepareSpec(640, 640, has_scaled_decode=True), None),
+        ((1280, 720), None, None),
+    ],
+)
+def test_decoder_scales_only_for_models_that_allow_it_and_large_pictures(
+    size: tuple[int, int], spec: PrepareSpec | None, expected: tuple[int, int] | None
+) -> None:
+    """To twice what the network shows, in the shape of the picture, so that letterboxing stays right."""
+    assert output_size(size, spec) == expected
+
+
+@pytest.mark.parametrize("fit", [ResizeMode.STRETCH, ResizeMode.PAD_SYMMETRIC, ResizeMode.PAD_RIGHT_BOTTOM])
+def test_row_of_a_scaled_picture_is_near_the_cpus_with_the_same_padding(device: Device, fit: ResizeMode) -> None:
+    """Its content is in the same place: smooth pictures differ by a few levels of 255 at most."""
+    stored, spec = smooth(640, 360), replace(SCALED, fit=fit)
+    size = output_size((640, 360), spec)
+    assert size is not None
+    small = replace(stored, luma=resized(stored.luma, *size), blue=resized(stored.blue, size[0] // 2, size[1] // 2))
+    small = replace(small, red=resized(stored.red, size[0] // 2, size[1] // 2))
+    expected, stream, preparer = stored.row(spec), device.new_stream(), DevicePreparer(device, spec)
+    row = np.zeros(expected.nbytes, np.uint8)
+    with on_card(device, small, stream) as picture:
+        made = preparer.prepare(picture._replace(source_size=(640, 360)), row=row)
+    preparer.close()
+    assert made.row_shape == expected.shape
+    apart = np.abs(row.reshape(expected.shape).astype(int) - expected)
+    assert apart.max() <= 6
+    assert apart.mean() <= 1.0
+    part = part_of(640, 360, spec)
+    is_padding = np.ones(expected.shape[1], bool)
+    is_padding[part.pad_y : part.pad_y + part.resized_height] = False
+    assert is_padding.any() == (fit is not ResizeMode.STRETCH)
+    assert not apart[:, is_padding].any()
+
+
+def resized(plane: Plane, width: int, height: int) -> Plane:
+    """As a decoder may scale it."""
+    return cv2.resize(plane, (width, height), interpolation=cv2.INTER_AREA)
 
 
 def test_why_not_names_the_filter() -> None:

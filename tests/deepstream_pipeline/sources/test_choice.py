@@ -9,9 +9,12 @@ from penstock_video.sources.decode_host import (
     CPU_FOR_S,
     LOSSES_WITHIN_S,
     DecoderChoice,
+    fitness,
 )
+from penstock_video.sources.process import Pictures
 from penstock_video.types import DecoderKind
 
+HD, FULL_HD = ("h264", 1280, 720), ("h264", 1920, 1080)
 AUTO, CPU, NVDEC = DecoderKind.AUTO, DecoderKind.CPU, DecoderKind.NVDEC
 
 
@@ -87,3 +90,21 @@ def test_stream_comes_back_to_a_card_that_was_away_sooner_than_to_one_that_does_
     choice.needs_cpu(100.0)
     choice.has_no_card(101.0)
     assert [choice.kind(now) for now in (3699.0, 3700.0)] == [DecoderKind.CPU, DecoderKind.NVDEC]
+
+
+@pytest.mark.parametrize(
+    ("members", "pictures", "expected"),
+    [
+        ([HD], HD, 0),  # it has a partner
+        ([HD, HD], HD, 1),  # the next source will be its partner
+        ([HD, HD, HD], FULL_HD, 2),  # it takes the last place, alone
+        ([HD, FULL_HD], FULL_HD, 0),
+        ([None], HD, 0),  # not open yet: most cameras are alike
+        ([None, None], None, 1),
+    ],
+)
+def test_camera_prefers_a_process_in_which_it_may_share_a_decoder(
+    members: list[Pictures | None], pictures: Pictures | None, expected: int
+) -> None:
+    """Decoders are shared within a process only, by two streams of the same codec and size."""
+    assert fitness(members, pictures, 4) == expected

@@ -28,7 +28,6 @@ DEEP = replace(OPTIONS, ring_frames=64, gpu=GpuSources(cameras_per_process=4, co
 RESTART_S = 5.0  # at most, of cameras whose process died: measured 0.9 to 1.6 on two cores
 QUICK = {"reconnect_interval_s": 0.5, "open_timeout_s": 0.5}
 LIVE = "live?fps=25"
-HD, FULL_HD = ("h264", 1280, 720), ("h264", 1920, 1080)
 
 
 def add(sources: Sources, event_log: EventLog, *names: str, mode: str = LIVE, **changes: object) -> None:
@@ -71,24 +70,6 @@ def test_cameras_fill_processes_and_keep_their_order() -> None:
         assert [pid_of(sources, name) for name in "abcdef"] == [first] * 4 + [second] * 2
         assert sources.processes() == (ProcessSnapshot(first, "nvdec", 4), ProcessSnapshot(second, "nvdec", 2))
         assert [one(sources, name).decoder for name in "af"] == ["nvdec"] * 2
-
-
-@pytest.mark.parametrize(
-    ("members", "pictures", "expected"),
-    [
-        ([HD], HD, 0),  # it has a partner
-        ([HD, HD], HD, 1),  # the next source will be its partner
-        ([HD, HD, HD], FULL_HD, 2),  # it takes the last place, alone
-        ([HD, FULL_HD], FULL_HD, 0),
-        ([None], HD, 0),  # not open yet: most cameras are alike
-        ([None, None], None, 1),
-    ],
-)
-def test_camera_prefers_a_process_in_which_it_may_share_a_decoder(
-    members: list[hosts.Pictures | None], pictures: hosts.Pictures | None, expected: int
-) -> None:
-    """Decoders are shared within a process only, by two streams of the same codec and size."""
-    assert hosts.fitness(members, pictures, 4) == expected
 
 
 def test_processes_have_even_numbers_of_cameras() -> None:
