@@ -61,6 +61,7 @@ class GpuSetup:
             cameras_per_process=settings.cameras_per_process,
             device=settings.device,
             cards=self.cards,
+            decoder_limit=settings.decoder_limit,
             has_pinned_processes=settings.has_pinned_processes and available_cores() >= LEAST_CORES,
         )
         if self.meter is not None:

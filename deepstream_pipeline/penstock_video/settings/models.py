@@ -19,6 +19,7 @@ from penstock_video.mux import MuxOptions
 from penstock_video.settings.section import Plain
 from penstock_video.sinks.osd import OsdOptions
 from penstock_video.source_ids import ALONE, Shard
+from penstock_video.sources.admission import DECODER_LIMIT
 from penstock_video.store.options import EventsOptions
 from penstock_video.track.registry import TrackerOptions
 from penstock_video.types import SourceConfig
@@ -198,13 +199,15 @@ class EngineSettings:
 class GpuSettings:
     """Settings of sources that a GPU decodes. cameras_per_process: they fail together. has_pinned_processes: each
     process has its own core, if one is free. hand_over: memory of rows for the engine. gpus: the cards that decode, as
-    `penstock up --gpus`. device: CUDA index among them, of previews and of rows in GPU memory."""
+    `penstock up --gpus`. device: CUDA index among them, of previews and of rows in GPU memory. decoder_limit: share of
+    its decoders' time from which on a card refuses sources; 1 for none."""
 
     cameras_per_process: Annotated[int, Field(alias="cameras-per-process", ge=1, le=64)] = 16
     has_pinned_processes: Annotated[bool, Field(alias="pin-processes")] = True
     hand_over: Annotated[RowMemory, Field(alias="hand-over")] = RowMemory.AUTO
     device: Annotated[int, Field(ge=0, le=15)] = 0
     gpus: Annotated[str, AfterValidator(checked_gpus)] = ALL
+    decoder_limit: Annotated[float, Field(alias="decoder-limit", ge=0.1, le=1.0)] = DECODER_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

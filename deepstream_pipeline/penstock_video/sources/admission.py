@@ -8,7 +8,7 @@ from penstock.gpu.cards import Card
 from penstock.gpu.placement import PIXELS_PER_DECODER_S, CameraNeed, CardState, place
 
 # Of an H200's decoder time by NVML: with 0.971 all streams were answered in time; from 0.977 on frames were lost.
-FULL = 0.97
+DECODER_LIMIT = 0.97
 FRESH_S = 5.0  # older readings are not used: NVML does not answer
 SETTLE_S = 5.0  # until NVML's mean shows a source that was opened
 HEVC_COST = 0.6  # of an H.264 pixel's decoding time on an H200
@@ -62,12 +62,12 @@ class CardDecoders:
         """Utilisation, if it is recent."""
         return self.reading.utilisation if self.reading is not None and now - self.reading.at <= FRESH_S else None
 
-    def state(self, now: float, *, has_pending: bool) -> CardState:
+    def state(self, now: float, limit: float, *, has_pending: bool) -> CardState:
         """For a placement: what is used is measured, else the sum of the sources' rates."""
         share, used = self.measured(now), self.pixels_per_s
         if share is not None:
             pending = self.pending_pixels_per_s if has_pending else 0.0
-            used = (share * self.capacity + pending) / FULL
+            used = share * self.capacity + pending + (1 - limit) * self.capacity
         return CardState(self.card, self.engines, "avoided" if self.is_avoided else "", used)
 
 
@@ -76,24 +76,25 @@ def cost_of(width: int, height: int, fps: float, codec: str) -> float:
     return width * height * fps * (HEVC_COST if codec == "hevc" else 1.0)
 
 
-def admit(cards: Sequence[CardDecoders], need: CameraNeed, now: float) -> Admission:
-    """The card for a source. A single card whose decoders are not measured takes every source, since what cards other
-    than an H200 decode is not known; of several such cards, the sources' rates decide."""
+def admit(cards: Sequence[CardDecoders], need: CameraNeed, now: float, limit: float = DECODER_LIMIT) -> Admission:
+    """The card for a source. limit: of measured decoders, as a share of their time. A single card whose decoders are
+    not measured takes every source, since what cards other than an H200 decode is not known; of several such cards, the
+    sources' rates decide."""
     if len(cards) == 1 and (cards[0].measured(now) is None or not cards[0].engines):
         return Admission(Verdict.ADMIT, f"{cards[0].card.label}: its decoders are not measured", 0)
     for has_pending in (True, False):
-        found = place([one.state(now, has_pending=has_pending) for one in cards], (), [need])
+        found = place([one.state(now, limit, has_pending=has_pending) for one in cards], (), [need])
         at = found.cameras.get(need.source_id)
         if at is None:
             continue
         if has_pending:
             return Admission(Verdict.ADMIT, found.reasons[need.source_id], at)
         return Admission(Verdict.WAIT, "the last opened sources are not in the measurement of the decoders yet")
-    return Admission(Verdict.REFUSE, _refusal(cards, need, now))
+    return Admission(Verdict.REFUSE, _refusal(cards, need, now, limit))
 
 
-def _refusal(cards: Sequence[CardDecoders], need: CameraNeed, now: float) -> str:
-    known = "; ".join(_fullness(one, need, now) for one in cards)
+def _refusal(cards: Sequence[CardDecoders], need: CameraNeed, now: float, limit: float) -> str:
+    known = "; ".join(_fullness(one, need, now, limit) for one in cards)
     more = "another card (--gpus), " if len(cards) == 1 else ""
     return (
         f"the video decoders are full ({known}); use fewer streams, a lower frame rate or size, {more}or with decoder: "
@@ -101,7 +102,7 @@ def _refusal(cards: Sequence[CardDecoders], need: CameraNeed, now: float) -> str
     )
 
 
-def _fullness(one: CardDecoders, need: CameraNeed, now: float) -> str:
+def _fullness(one: CardDecoders, need: CameraNeed, now: float, limit: float) -> str:
     label = one.card.label
     if one.is_avoided:
         return f"{label} is lost, or made no decoder a moment ago"
@@ -111,6 +112,6 @@ def _fullness(one: CardDecoders, need: CameraNeed, now: float) -> str:
     what = (
         f"{share:.0%} busy" if share is not None else f"{one.pixels_per_s / one.capacity:.0%} by their streams' rates"
     )
-    limit = FULL if share is not None else 1.0
+    limit = limit if share is not None else 1.0
     streams = f"with {one.sources} streams of this program"
     return f"{label}: {what} {streams}; this one adds {more:.1%}, the limit is {limit:.0%}"

@@ -254,7 +254,8 @@ class DecodeHosts:
 
     def __init__(self, options: SourcesOptions) -> None:
         self.options = options
-        self.cards = DecoderCards(options.gpu.cards if options.gpu is not None else ())
+        gpu = options.gpu
+        self.cards = DecoderCards(gpu.cards, gpu.decoder_limit) if gpu is not None else DecoderCards()
         self._hosts: list[DecodeHost] = []
         self._offsets = 0
 

@@ -7,7 +7,15 @@ import structlog
 
 from penstock.gpu.cards import Card
 from penstock.gpu.placement import CameraNeed
-from penstock_video.sources.admission import SETTLE_S, Admission, CardDecoders, DecoderReading, Verdict, admit
+from penstock_video.sources.admission import (
+    DECODER_LIMIT,
+    SETTLE_S,
+    Admission,
+    CardDecoders,
+    DecoderReading,
+    Verdict,
+    admit,
+)
 
 CARD_GONE_FOR_S = 60.0  # after this, a newly opened source tries the card again
 UNKNOWN_PIXELS_PER_S = 1920 * 1080 * 30.0  # of a source that was never open, if none is
@@ -38,7 +46,9 @@ class CardSnapshot:
 class DecoderCards:
     """Admits sources to cards, and places them if there are several. Not thread-safe, except `snapshots`."""
 
-    def __init__(self, cards: Sequence[DecoderCard] = ()) -> None:
+    def __init__(self, cards: Sequence[DecoderCard] = (), limit: float = DECODER_LIMIT) -> None:
+        """limit: share of a card's decoder time from which on it refuses sources; 1 to use no measurement."""
+        self._limit = limit
         self._cards = cards
         self._sources: dict[str, _PlacedSource] = {}
         self._readings: Sequence[DecoderReading | None] = [None] * len(cards)
@@ -57,7 +67,7 @@ class DecoderCards:
         known = [one.pixels_per_s for one in self._sources.values() if one.pixels_per_s]
         typical = sum(known) / len(known) if known else UNKNOWN_PIXELS_PER_S
         boards = [self._decoders(at, now, typical, source.avoided.get(at, 0.0)) for at in range(len(self._cards))]
-        found = admit(boards, CameraNeed(source_id, source.pixels_per_s or typical, source.last), now)
+        found = admit(boards, CameraNeed(source_id, source.pixels_per_s or typical, source.last), now, self._limit)
         if found.verdict is Verdict.ADMIT:
             source.at = source.last = found.at
             source.shown_at = _NEVER
@@ -117,7 +127,7 @@ class DecoderCards:
         return CardDecoders(
             self._cards[at].card,
             self._cards[at].engines,
-            self._readings[at],
+            self._readings[at] if self._limit < 1 else None,
             len(placed),
             sum(source.pixels_per_s or typical for source in placed),
             sum(source.pixels_per_s or typical for source in placed if now < source.shown_at),

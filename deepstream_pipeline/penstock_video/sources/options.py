@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock_video.sources.admission import DecoderReading
+from penstock_video.sources.admission import DECODER_LIMIT, DecoderReading
 from penstock_video.sources.decoder_cards import DecoderCard
 from penstock_video.sources.protocol import Beat, Opened, Recorded, Start
 from penstock_video.sources.ring import ring_size
@@ -48,7 +48,7 @@ class GpuSources:
 
     cameras_per_process: maximum; they restart together. device: GPU index. cards: the GPU, if it is known to NVML, or
     several, which share the sources; new_device_ring is then for those on the GPU at position `device`. read_decoders:
-    newest reading of each of `cards`. new_device_ring: creates a ring of slots
+    newest reading of each of `cards`. decoder_limit: see DecoderCards. new_device_ring: creates a ring of slots
     and bytes per slot; rows use host memory if it is None or raises GpuFailed. is_card_lost: whether rows in GPU memory
     are no longer usable. has_pinned_processes: each process reserves a core, if one is free. command: of a shared
     process, before device, 1 or 0 for pinning, and the socket's descriptor.
@@ -58,6 +58,7 @@ class GpuSources:
     device: int = 0
     cards: tuple[DecoderCard, ...] = ()
     read_decoders: Callable[[], Sequence[DecoderReading | None]] = _unmeasured
+    decoder_limit: float = DECODER_LIMIT
     new_device_ring: Callable[[int, int], DeviceRing] | None = None
     is_card_lost: Callable[[], bool] = _never
     has_pinned_processes: bool = True

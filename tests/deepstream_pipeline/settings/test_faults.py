@@ -31,6 +31,7 @@ ONE_FAULT = {
     "gpu: {cameras-per-proces: 4}": "gpu.cameras-per-proces: unknown key; did you mean cameras-per-process?",
     "gpu: {cameras-per-process: 65}": "3:28: gpu.cameras-per-process is '65': a whole number from 1 to 64 is needed",
     "gpu: {cameras-per-process: 0}": "gpu.cameras-per-process is '0': a whole number from 1 to 64 is needed",
+    "gpu: {decoder-limit: 0}": "gpu.decoder-limit is '0': a number from 0.1 to 1 is needed",
     "gpu: {pin-processes: 2}": "gpu.pin-processes is '2': true or false is needed (or 1, 0)",
     "gpu: {pin-process: true}": "gpu.pin-process: unknown key; did you mean pin-processes?",
     "gpu: {hand-over: devise}": "gpu.hand-over is 'devise': did you mean device? It takes auto, device, host",

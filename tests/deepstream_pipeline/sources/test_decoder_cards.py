@@ -87,6 +87,9 @@ def test_measured_load_decides_and_waits_for_sources_that_it_does_not_show() -> 
     assert "this one adds 50.0%, the limit is 97%); use fewer streams" in refused.reason
     assert cards.snapshots()[0].utilisation == 0.9
     assert takes(cards, "b", 60.0), "the reading is too old to refuse by it"
+    unlimited = DecoderCards(CARDS[:1], 1.0)
+    unlimited.measured([DecoderReading(1.0, 0.0)])
+    assert takes(unlimited, "a")
 
 
 def test_measured_load_of_other_programs_moves_a_source_to_the_other_card() -> None:

@@ -99,8 +99,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--search-s", type=float, default=75.0, metavar="S",
         help="try no further number after that, once one is sustained; 0: no limit [75]",
     )  # fmt: skip
-    parser.add_argument("--programs", type=int, default=6, metavar="N", help="video programs [6]")
+    parser.add_argument("--programs", type=int, metavar="N", help="video programs [6; with YOLOX-S 3]")
     parser.add_argument("--cameras-per-process", type=int, default=24, metavar="N", help="of the video programs [24]")
+    parser.add_argument(
+        "--decoder-limit", type=float, default=1.0, metavar="SHARE",
+        help="of the decoders' time from which on programs refuse streams [1: none is refused]",
+    )  # fmt: skip
     parser.add_argument("--model", help="that gets the frames [GoogLeNet or YOLOX-S, which is made]")
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of the model [4]")
     parser.add_argument("--mps", choices=("on", "off"), default="on", help="of penstock up [on]")
@@ -118,7 +122,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     chosen.only = chosen.only or (PARTS if chosen.is_gpu else ("streams",))
     chosen.decoder = "nvdec" if chosen.is_gpu else "cpu"
     chosen.model = chosen.model or ("" if chosen.is_gpu else _MINIATURE)
-    counts = (chosen.programs, chosen.cameras_per_process, chosen.instances, chosen.tries, *chosen.rounds)
+    counts = (chosen.programs or 1, chosen.cameras_per_process, chosen.instances, chosen.tries, *chosen.rounds)
     limits = (chosen.decoders or 0, chosen.search_s)
     if min(*counts, *(chosen.streams or [1])) < 1 or chosen.seconds <= 0 or min(limits) < 0:
         parser.error("--seconds and every number must be above 0, --decoders and --search-s not below 0")
@@ -192,8 +196,8 @@ class GpuVideoBench:
         if decoders:
             firsts, most = [min(one, below(decoders)) for one in firsts], min(most, decoders)
         setup = FleetSetup(
-            options.model or load.model, self._clip(piece), options.decoder, options.programs,
-            options.cameras_per_process, load.interval,
+            options.model or load.model, self._clip(piece), options.decoder, options.programs or load.programs,
+            options.cameras_per_process, load.interval, options.decoder_limit,
         )  # fmt: skip
         pacing = Pacing(
             options.seconds, options.bound_ms, options.settle, options.start_s, load.in_time, FPS / (load.interval + 1)

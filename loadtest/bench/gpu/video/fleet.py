@@ -21,7 +21,8 @@ from loadtest.bench.child import Child
 from loadtest.bench.wire import BadAnswer
 from penstock.gateway.workers.running_stacks import UP_CHILD
 
-DECODERS_FULL = "makes no more decoders"  # in the reason of a source that found no decoder left on the GPU
+# In the reason of a source that found no decoder left on the GPU, or whose GPU decodes as much as it can.
+DECODERS_FULL, DECODERS_BUSY = "makes no more decoders", "the video decoders are full"
 WAITS = "waits for its turn at the card"  # in that of one that has not asked the GPU yet, or asks again
 STILL_S = 12.0  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
 ASK_WHY_S = 5.0  # the same: then the sources' reasons are read
@@ -104,6 +105,7 @@ class FleetSetup:
     programs: int
     cameras_per_process: int = 24
     interval: int = 0  # frames between two inferred ones
+    decoder_limit: float = 1.0  # from which on a program refuses streams; 1: none
 
     def settings(self, ids: Sequence[str]) -> dict[str, Any]:
         """A program's settings file. Each camera plays the clip again and again, at its own speed."""
@@ -112,7 +114,11 @@ class FleetSetup:
             "source": [camera | {"camera_id": source_id} for source_id in ids],
             "primary-gie": {"model": self.model, "interval": self.interval},
             "tracker": {"type": "bytetrack"},
-            "gpu": {"cameras-per-process": self.cameras_per_process, "pin-processes": True},
+            "gpu": {
+                "cameras-per-process": self.cameras_per_process,
+                "pin-processes": True,
+                "decoder-limit": self.decoder_limit,
+            },
             "streammux": {"batched-push-timeout": PUSH_TIMEOUT_US},
             "api": {"port": 0},  # a free one, which the log names
         }
@@ -129,8 +135,9 @@ class NotAllThere(BadAnswer):
 def not_all_there(cold: Sequence[str], count: int, reasons: dict[str, str], waited_s: float) -> NotAllThere:
     """cold: those of count streams without answers. The message has the most frequent reasons of these."""
     known = Counter(reasons[one][:_REASON_CHARACTERS] for one in cold if reasons.get(one))
-    full = Counter({why: n for why, n in known.items() if DECODERS_FULL in why or WAITS in why})
-    is_full = any(DECODERS_FULL in why for why in full) and full.total() >= MOSTLY * len(cold)
+    refused = (DECODERS_FULL, DECODERS_BUSY)
+    full = Counter({why: n for why, n in known.items() if any(one in why for one in (*refused, WAITS))})
+    is_full = any(one in why for why in full for one in refused) and full.total() >= MOSTLY * len(cold)
     text = ", ".join(f"{n} × {why!r}" for why, n in (full if is_full else known).most_common(2))
     return NotAllThere(
         f"{len(cold)} of {count} streams have no answers: {text or 'no reason is known'}",

@@ -14,7 +14,8 @@ GOOGLENET, YOLOX = "googlenet-torch-uint8-random", "yolox-s-top-torch-random"
 class StreamLoad:
     """What happens to the frames of streams. interval: frames between two inferred ones, which are tracked. in_time:
     share of the answers that must come within the bound. cameras: of clips.CAMERAS; empty for all. goal: streams, 0 for
-    the camera's. measure: the targets' name of it, empty for the camera's."""
+    the camera's. measure: the targets' name of it, empty for the camera's. programs: video programs; fewer make larger
+    batches."""
 
     model: str
     interval: int = 0
@@ -22,13 +23,14 @@ class StreamLoad:
     cameras: tuple[str, ...] = ()
     goal: int = 0
     measure: str = ""
+    programs: int = 6
 
 
 _FULL_HD = ("h264-1080p",)
 LOADS = {
     "streams": StreamLoad(GOOGLENET),
-    "detector": StreamLoad(YOLOX, 0, 0.95, _FULL_HD, 50, "streams_1080p30_detector"),
-    "tracked": StreamLoad(YOLOX, 2, 0.95, _FULL_HD, 100, "streams_1080p30_detector_tracked"),
+    "detector": StreamLoad(YOLOX, 0, 0.95, _FULL_HD, 50, "streams_1080p30_detector", 3),
+    "tracked": StreamLoad(YOLOX, 2, 0.95, _FULL_HD, 100, "streams_1080p30_detector_tracked", 3),
 }
 PARTS = ("nvdec", *LOADS)
 Body = Mapping[str, Any]
