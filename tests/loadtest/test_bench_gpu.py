@@ -182,7 +182,7 @@ def test_fused_program_is_compared_with_the_plain_one_of_the_same_round(tmp_path
     assert found == pytest.approx(wanted | {"raw_share": 0.95})
 
 
-def test_each_form_is_compared_at_its_best_number_of_callers(tmp_path: Path) -> None:
+def test_each_form_is_compared_at_its_best_callers_and_memory(tmp_path: Path) -> None:
     """Two callers fill the plain program's GPU time, but not the fused one's, which is shorter."""
     ledger = PointLedger(tmp_path / "gpu.json", dict(CONDITIONS), "resnet50-torch-random")
     for number in (1, 2, 3):
@@ -190,12 +190,14 @@ def test_each_form_is_compared_at_its_best_number_of_callers(tmp_path: Path) -> 
             key: dict[str, str | int] = {"processes": 1, "batch": 1, "memory": "cuda", "callers": callers}
             ledger.add("served", number, key, {"rate": fused * number})
             ledger.add("served", number, key | {"form": "plain"}, {"rate": plain * number})
+            ledger.add("served", number, key | {"memory": "system"}, {"rate": fused * number / 2})
     (ratio,) = ratios_of(ledger.runs)
     assert (ratio["measure"], ratio["value"]["median"]) == ("fused_by_plain_served_1", pytest.approx(2.4))
     wanted = "fused by plain, served (processes 1, batch 1, memory cuda, callers 4; processes 1, batch 1, memory cuda, "
     assert ratio["of"] == wanted + "callers 2, form plain)"
     engine = EnginePlan((1,), (8,), ("raw", "served"), ("fused",), ("cuda",), 3, (2, 4))
-    assert [point.callers for point in points_of(engine, ("cuda",))] == [0, 2, 4], "raw has none"
+    points = [(point.callers, point.memory) for point in points_of(engine, ("cuda", "system"))]
+    assert points == [(count, memory) for count in (0, 2, 4) for memory in ("cuda", "system")], "raw has no callers"
 
 
 def test_tritons_own_times_are_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:

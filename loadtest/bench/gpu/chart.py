@@ -220,7 +220,7 @@ class Point:
 
 
 def points_of(engine: EnginePlan, memories: Sequence[str]) -> list[Point]:
-    """Every number of processes with every batch; from the system's memory with the most processes only."""
+    """Every number of processes with every batch; from the second kind of memory with the most processes only."""
     return [
         Point(part, processes, batch, memory, form, callers)
         for part in engine.parts
@@ -229,7 +229,7 @@ def points_of(engine: EnginePlan, memories: Sequence[str]) -> list[Point]:
         for processes in engine.processes
         for batch in engine.batches
         for memory in memories
-        if memory == memories[0] or (processes == max(engine.processes) and batch > 1)
+        if memory == memories[0] or processes == max(engine.processes)
     ]
 
 

@@ -215,11 +215,11 @@ def _chart_ratios(runs: Sequence[PointRun], part: str, ending: str) -> list[dict
 
 
 def _form_ratios(runs: Sequence[PointRun]) -> list[dict[str, Any]]:
-    """The fused program by the plain one in the same round, for each batch; of the fewest processes, from the GPU.
+    """The fused program by the plain one in the same round, for each batch; of the fewest processes.
 
-    Each is taken at its best number of callers.
+    Each is taken at its best number of callers and from the memory that is faster for it.
     """
-    of_forms = [run for run in runs if run.part in ("raw", "served") and run.key.get("memory") == "cuda"]
+    of_forms = [run for run in runs if run.part in ("raw", "served") and "memory" in run.key]
     fewest = min((int(run.key["processes"]) for run in of_forms if "form" in run.key), default=0)
     found: list[dict[str, Any]] = []
     for part, batch in dict.fromkeys((run.part, run.key["batch"]) for run in of_forms):
