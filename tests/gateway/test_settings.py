@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import build_app
 from penstock.gateway.composition import describe_engine, engine_addresses
-from penstock.gateway.settings import Settings
+from penstock.gateway.settings import Settings, default_workers
 from penstock.gateway.settings_sources import SettingsError, read_settings
 from penstock.gateway.stack.stack import announcement
 from penstock.gateway.stack.startup import CannotStart, check_repositories, choose_engine, resolve_ports
@@ -314,3 +314,12 @@ def test_batching_options_of_a_model_that_is_nowhere_are_a_warning(tmp_path: Pat
     with structlog.testing.capture_logs() as lines:
         check_repositories(settings)
     assert [(line["log_level"], line["model"]) for line in lines] == [("warning", "stret")]
+
+
+@pytest.mark.parametrize(
+    ("cores", "has_gpu", "workers"),
+    [(7, True, 1), (8, False, 2), (8, True, 6), (16, False, 4), (16, True, 11), (64, False, 8), (64, True, 16)],
+)
+def test_workers_by_default_leave_cores_to_models_on_the_cpu(cores: int, workers: int, *, has_gpu: bool) -> None:
+    """With a GPU, requests have most cores. On a small machine one process does all."""
+    assert default_workers(cores, has_gpu=has_gpu) == workers
