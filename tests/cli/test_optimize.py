@@ -144,7 +144,8 @@ def test_optimize_to_pytorch_writes_the_twin_and_says_how_near_it_answers(
     from penstock.models.onnx_to_torch import twin
 
     def make(source: object, staged: Path) -> twin.TorchTwin:
-        (staged / "config.pbtxt").write_text('name: "small-torch" backend: "torch"')
+        made = 'parameters { key: "added_by" value { string_value: "penstock models optimize --torch" } }'
+        (staged / "config.pbtxt").write_text(f'name: "small-torch" backend: "torch" {made}')
         return twin.TorchTwin("small-torch", 2e-6, "2.11", 1_200_000)
 
     monkeypatch.setattr(twin, "make_twin", make)
@@ -156,3 +157,23 @@ def test_optimize_to_pytorch_writes_the_twin_and_says_how_near_it_answers(
     for words in (("small",), ("small", "--int8", "--torch")):
         assert "give either --int8 or --torch" in run(*words).stderr
     assert "--int8 needs pictures: --calibrate DIR" in run("small", "--int8").stderr
+
+
+def test_optimize_does_not_replace_a_model_that_it_did_not_make(
+    home: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user may have a model of the result's name, which is kept as it is."""
+    from penstock.models.onnx_to_torch import twin
+
+    monkeypatch.setattr(twin, "make_twin", lambda *_: pytest.fail("it was made"))
+    for name, words in (
+        ("small-int8", ("--int8", "--calibrate", pictures)),
+        ("small-tensorrt-int8", ("--int8", "--calibrate", pictures, "--accelerator", "tensorrt")),
+        ("small-torch", ("--torch",)),
+    ):
+        write_model(home / "models", name)
+        before = (home / "models" / name / "config.pbtxt").read_bytes()
+        done = run("small", *words)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert f"there is a model '{name}' in {home / 'models'} that `models optimize` did not make" in done.stderr
+        assert (home / "models" / name / "config.pbtxt").read_bytes() == before

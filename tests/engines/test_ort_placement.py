@@ -89,6 +89,7 @@ def test_gpu_settings_read_every_parameter() -> None:
         ("cuda-graphs", "yes", "parameter cuda-graphs is 'yes': set 1 or 0"),
         ("batch-buckets", "9", "parameter batch-buckets is '9': set numbers from 1 to 8"),
         ("batch-buckets", "0;4", "parameter batch-buckets is '0;4'"),
+        ("batch-buckets", "9" * 5000, "set numbers from 1 to 8"),
         ("batch-buckets", "four", "parameter batch-buckets is 'four'"),
     ],
 )

@@ -151,6 +151,8 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
         ({"precision": "int4"}, "parameter precision is 'int4': say one of fp16, bf16, fp32"),
         ({"cuda-graphs": "maybe"}, "parameter cuda-graphs is 'maybe': say 1 or 0"),
         ({"batch-buckets": "1;x"}, "parameter batch-buckets is '1;x': say whole numbers above 0"),
+        ({"batch-buckets": "9" * 5000}, "say whole numbers above 0"),
+        ({"active-thread-percentage": "9" * 5000}, "say a whole number from 1 to 100"),
         ({"batch-buckets": "16"}, "16 is more than max_batch_size 8"),
         ({"fuse": "kernel"}, "parameter fuse is 'kernel': say 1 or 0"),
         ({"compiler": "tvm"}, "parameter compiler is 'tvm': say one of none, aot-inductor"),
@@ -220,6 +222,8 @@ def test_spec_of_encoded_pictures_has_the_networks_own_input() -> None:
     [
         ({"infer-dims": "224;224"}, "parameter infer-dims is '224;224': say the network's channels, height and width"),
         ({"infer-dims": "1;224;160"}, "parameter infer-dims"),
+        *(({"infer-dims": f"3;{side};160"}, "parameter infer-dims") for side in ("\u00b2", "9" * 5000, "16385", "0")),
+        ({"resize-shorter-side": "\u00b2"}, "say a number from 224 to 896"),
         ({"offsets": "1;2"}, "parameter offsets is '1;2': say 3 numbers"),
         ({"scaling-filter": "area"}, "the engine resizes by bilinear alone"),
         ({"resize-shorter-side": "100"}, "say a number from 224 to 896"),

@@ -92,7 +92,7 @@ class NvdecOpener:
         refusal = refusal_of(codec, size, self.pool.cuvid.limits_of(codec))
         if refusal:
             raise NeedsCpu(refusal)
-        return _Nvdec(self, codec, stream, scaled)
+        return _Nvdec(self, codec, stream, size, scaled)
 
 
 def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str:
@@ -113,10 +113,13 @@ def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str
 class _Nvdec:
     """An NvCodec. The decoder is made, or shared, with the first packet."""
 
-    def __init__(self, opener: NvdecOpener, codec: str, stream: int, scaled: tuple[int, int] | None) -> None:
+    def __init__(
+        self, opener: NvdecOpener, codec: str, stream: int, size: tuple[int, int], scaled: tuple[int, int] | None
+    ) -> None:
+        """size: of its pictures by FFmpeg, which was compared with the GPU's limits."""
         self._scaled = scaled
         self._opener, self._device, self._pool = opener, opener.device, opener.pool
-        self._codec, self._stream = codec, stream
+        self._codec, self._stream, self._size = codec, stream, size
         self._parser: Parser | None = None
         self._lane: Lane | None = None
         self._format: PictureFormat | None = None
@@ -180,6 +183,9 @@ class _Nvdec:
         return self._surfaces
 
     def _on_format(self, found: PictureFormat) -> int:
+        if found.size != self._size:
+            sizes = [f"{width}x{height}" for width, height in (found.size, self._size)]
+            raise NeedsCpu(f"NVDEC reads pictures of {sizes[0]} in a stream of {sizes[1]}")
         found = found._replace(scaled=self._scaled)
         if self._lane is None:
             self._lane = self._opener.lane = self._pool.lane(found, is_alone=self._opener.is_alone)
@@ -198,6 +204,8 @@ class _Nvdec:
         lane, found = self._lane, self._format
         if lane is None or found is None:
             return
+        if len(self._surfaces) > lane.surfaces:  # each beyond OUTPUTS takes memory of the GPU
+            raise PacketRefused(f"NVDEC: a packet shows more than {lane.surfaces} pictures", is_fatal=True)
         picture = lane.map(index, self._stream)
         lines = (found.output[1] + 1) & ~1  # of luma
         if len(self._mapped) < OUTPUTS:

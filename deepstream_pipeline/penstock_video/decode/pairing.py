@@ -84,12 +84,17 @@ class SharedDecoder:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class ForeignSurface(CuvidFailed):
+    """A stream's parser named a surface that is not the stream's own."""
+
+
 class PictureIndices:
     """Moves a picture's indices by a base, so that two streams use disjoint surfaces of one decoder. held: surfaces to
     which the stream's next pictures may refer, moved."""
 
-    def __init__(self, codec: str, base: int) -> None:
-        self._base, self._is_forgetful = base, codec == "hevc"
+    def __init__(self, codec: str, base: int, surfaces: int) -> None:
+        """surfaces: of the stream; its pictures must not have larger indices."""
+        self._base, self._surfaces, self._is_forgetful = base, surfaces, codec == "hevc"
         self._copy = (ctypes.c_int * (PICTURE_BYTES // 4))()  # faster than numpy for so few numbers
         self._places = range(PICTURE_BYTES // 4)[REFERENCES[codec]]
         self._address = ctypes.addressof(self._copy)
@@ -102,14 +107,17 @@ class PictureIndices:
 
     def moved(self, address: int, others: Sequence[int]) -> int:
         """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call. others: `held` of the
-        decoder's other stream. The decoder forgets what an HEVC picture does not name, so they are named, unused."""
+        decoder's other stream. The decoder forgets what an HEVC picture does not name, so they are named, unused.
+        Raises ForeignSurface if the picture's own index is not of the stream's surfaces."""
         copy, base = self._copy, self._base
         ctypes.memmove(self._address, address, PICTURE_BYTES)
+        self.check(copy[CURRENT])
         copy[CURRENT] += base
         used, unused = [], []
         for place in self._places:
             index = copy[place]
-            if index < 0:
+            if not 0 <= index < self._surfaces:  # another index would be the other stream's picture
+                copy[place] = -1
                 unused.append(place)
             else:
                 copy[place] = index + base
@@ -120,6 +128,11 @@ class PictureIndices:
             self.held = (*used, self.current)
         return self._address
 
+    def check(self, index: int) -> None:
+        """Raises ForeignSurface for an index that is not of the stream's own surfaces."""
+        if not 0 <= index < self._surfaces:
+            raise ForeignSurface("the stream's parser", f"surface {index} of {self._surfaces}")
+
 
 class Lane:
     """A stream's part of a decoder. For one thread. A decoder works on one stream's pictures at a time: with pictures
@@ -128,7 +141,7 @@ class Lane:
     def __init__(self, pool: "DecoderPool", shared: SharedDecoder, base: int) -> None:
         self.like, self.surfaces = shared.like, shared.like.surfaces
         self._pool, self._shared, self._base = pool, shared, base
-        self._indices = PictureIndices(shared.like.codec, base)
+        self._indices = PictureIndices(shared.like.codec, base, self.surfaces)
         self._under_way: set[int] = set()  # surfaces of pictures that were not mapped
         self._is_open, self._has_turn = True, False
 
@@ -153,6 +166,7 @@ class Lane:
 
     def map(self, index: int, stream: int) -> MappedPicture:
         """See HardwareDecoder.map. index: of the stream's parser."""
+        self._indices.check(index)
         with self._turn():
             self._under_way.discard(self._base + index)
             return self._shared.decoder.map(self._base + index, stream)
@@ -193,6 +207,8 @@ class Lane:
                 raise CuvidFailed("the decoder's other stream", f"not within {TURN_S:g} s")
             self._has_turn = True
             yield
+        except ForeignSurface:  # the stream's fault
+            raise
         except CuvidFailed:
             self._shared.is_suspect = True
             raise

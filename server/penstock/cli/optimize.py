@@ -1,5 +1,6 @@
 """`penstock models optimize`: makes an INT8 model of a float one, and prints what it gained and lost."""
 
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -323,8 +324,16 @@ def _print_twin(twin: "TorchTwin", settings: Settings, gateway: GatewayClient, *
 
 
 def _make_model_folder(result_name: str, fill: "Fill[_Result]", home: Path) -> _Result:
-    from penstock.models.optimize.source import Progress
+    """Raises OptimizeError if a model of that name was not made by this command, and would be lost."""
+    from penstock.models.optimize.report import was_optimized
+    from penstock.models.optimize.source import OptimizeError, Progress
 
+    folder = repository_of(home) / result_name
+    if os.path.lexists(folder) and not was_optimized(folder):
+        raise OptimizeError(
+            f"there is a model {result_name!r} in {folder.parent} that `models optimize` did not make: rename its "
+            f"folder, or remove it with `penstock models remove {result_name}`"
+        )
     with progress_bar() as bar:
         progress = _progress_on(bar, Progress)
         waiting = f"another process makes {result_name}; waiting for it"

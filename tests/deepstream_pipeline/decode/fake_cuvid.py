@@ -102,7 +102,7 @@ class FakeParser:
         if not self._on_picture(None, params.ctypes.data):
             return False
         shown = cuvid_structures.DisplayInfo(index=index, timestamp=frame.pts or 0)
-        return bool(self._on_display(None, ctypes.addressof(shown)))
+        return all(self._on_display(None, ctypes.addressof(shown)) for _ in range(self._library.repeats))
 
 
 @dataclass(eq=False)
@@ -125,11 +125,11 @@ def _scaled(nv12: Plane, width: int, height: int) -> Plane:
 
 
 class FakeCuvid:
-    """The library. surfaces: that a stream needs. room: decoders that the card makes. fails: functions that answer an
-    error code from now on. made: of all decoders that there were."""
+    """The library. surfaces: that a stream needs. room: decoders that the card makes. repeats: of a picture that is
+    shown. fails: functions that answer an error code from now on. made: of all decoders that there were."""
 
     def __init__(self, surfaces: int = 4, room: int = 100) -> None:
-        self.surfaces, self.room = surfaces, room
+        self.surfaces, self.room, self.repeats = surfaces, room, 1
         self.fails: dict[str, int] = {}
         self.made: list[dict[str, int]] = []
         self.decoders: dict[int, FakeDecoder] = {}

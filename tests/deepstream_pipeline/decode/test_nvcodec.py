@@ -1,7 +1,6 @@
 """One stream's NVDEC decoder, and two streams in one decoder, over a stand-in of the driver's library."""
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -22,53 +21,14 @@ from penstock_video.decode.cuvid_structures import (
     SourcePacket,
     VideoFormat,
 )
-from penstock_video.decode.nvcodec import NvdecOpener, Surface
 from penstock_video.decode.pairing import DecoderPool, PictureIndices, may_pair
-from penstock_video.decode.verification import nv12_of
 from penstock_video.errors import GpuFull, NeedsCpu
 from penstock_video.gpu.device import Device
 from penstock_video.types import DecoderSharing
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet
-from tests.deepstream_pipeline.decode.fake_cuvid import FakeCuvid
+from tests.deepstream_pipeline.decode.cameras import Camera, Card, assert_right, expected
 from tests.deepstream_pipeline.gpu.fake_driver import install
-
-
-class Card:
-    """A card with the library and decoders of one process."""
-
-    def __init__(self, device: Device) -> None:
-        self.library, self.device = FakeCuvid(), device
-        self.opener = NvdecOpener(device, DecoderPool(Cuvid(self.library)))
-
-    def camera(self, codec: str = "h264", size: tuple[int, int] = SIZE) -> "Camera":
-        """One more."""
-        return Camera(self.opener.for_camera(), codec, size)
-
-
-class Camera:
-    """A camera: what its decoder gave, as (stamp, picture in host memory)."""
-
-    def __init__(self, opener: NvdecOpener, codec: str, size: tuple[int, int]) -> None:
-        self.opener = opener
-        self.reopen: Callable[[], None] = lambda: setattr(self, "decoder", opener(codec, 77, size))
-        self.decoder = opener(codec, 77, size)
-        self.shown: list[tuple[int, np.ndarray]] = []
-
-    def give(self, packet: bytes, number: int) -> list[Surface]:
-        """A packet; its pictures are copied at once."""
-        surfaces = self.decoder.decode(packet, number)
-        self.shown += [(one.stamp, on_host(one)) for one in surfaces]
-        return surfaces
-
-
-def on_host(one: Surface) -> np.ndarray:
-    """(H * 3 / 2, W)."""
-    luma, chroma = (
-        np.frombuffer(ctypes.string_at(address, one.pitch * lines), np.uint8).reshape(lines, one.pitch)[:, : one.width]
-        for address, lines in ((one.luma, one.height), (one.chroma, one.height // 2))
-    )
-    return np.concatenate([luma, chroma])
 
 
 @pytest.fixture
@@ -82,20 +42,6 @@ def clips(tmp_path: Path) -> tuple[list[bytes], list[bytes]]:
     """Packets of two different clips."""
     (tmp_path / "other").mkdir()
     return annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path / "other", "h264", fps=7)
-
-
-def expected(packets: list[bytes], codec: str = "h264") -> list[np.ndarray]:
-    """FFmpeg's pictures."""
-    context = av.CodecContext.create(codec, "r")
-    frames = [frame for packet in packets for frame in context.decode(av.Packet(packet))]  # type: ignore[attr-defined]
-    return [nv12_of(frame) for frame in [*frames, *context.decode(None)]]  # type: ignore[attr-defined]
-
-
-def assert_right(camera: Camera, packets: list[bytes], codec: str = "h264") -> None:
-    """All pictures, each in its place, equal FFmpeg's."""
-    right = expected(packets, codec)
-    assert [stamp for stamp, _ in camera.shown] == list(range(len(right)))
-    assert all(np.array_equal(made, wanted) for (_, made), wanted in zip(camera.shown, right, strict=True))
 
 
 def test_layouts_are_those_of_the_header_files() -> None:
@@ -120,7 +66,7 @@ def test_indices_of_a_picture_and_of_its_references_are_moved(codec: str, first:
     picture = np.full(cuvid.PICTURE_BYTES // 4, -1, np.int32)
     picture[2], picture[first], picture[first + 15 * step] = 3, 0, 2
     before = picture.copy()
-    indices = PictureIndices(codec, 5)
+    indices = PictureIndices(codec, 5, 4)
     moved = np.frombuffer(ctypes.string_at(indices.moved(picture.ctypes.data, [1, 4]), cuvid.PICTURE_BYTES), np.int32)
     after = before.copy()
     after[[2, first, first + 15 * step]] = 8, 5, 7
@@ -364,6 +310,7 @@ def test_decoder_has_one_streams_picture_at_a_time(card: Card, monkeypatch: pyte
     one, two = (pool.lane(LIKE, is_alone=False) for _ in range(2))
     monkeypatch.setattr(pairing.HardwareDecoder, "decode", lambda self, picture: None)
     picture = np.full(cuvid.PICTURE_BYTES // 4, -1, np.int32)
+    picture[cuvid.CURRENT] = 0
     one.decode(picture.ctypes.data)
     with pytest.raises(CuvidFailed, match="the decoder's other stream answers not within"):
         two.decode(picture.ctypes.data)

@@ -130,7 +130,9 @@ def _buckets(config: Config) -> tuple[int, ...]:
     if not value:
         return default_buckets(largest)
     words = [word.strip() for word in value.split(";") if word.strip()]
-    if not words or not all(word.isascii() and word.isdigit() and 0 < int(word) <= largest for word in words):
+    digits = len(str(largest))  # int() refuses thousands of them
+    are_short = all(word.isascii() and word.isdigit() and len(word) <= digits for word in words)
+    if not words or not are_short or not all(0 < int(word) <= largest for word in words):
         raise OrtLoadError(f"parameter batch-buckets is '{value}': set numbers from 1 to {largest}, such as 1;4;16")
     buckets = tuple(sorted({*map(int, words), largest}))
     if len(buckets) > MAX_BUCKETS:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
-from .parameters import Config, Parameters, TorchLoadError
+from .parameters import Config, Parameters, TorchLoadError, whole_number
 from .picture_spec import PictureSpec, picture_spec
 
 _DATA_TYPES = frozenset(("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"))
@@ -32,6 +32,7 @@ _KNOWN = (
     *("active-thread-percentage", "batches-in-flight", "program-process", "image-decoder", "infer-dims"),
 )
 _MIN_SIMILARITY = 0.75  # of two names' letters, for a typing error
+_MOST_ROWS = 1 << 31
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
 
@@ -136,7 +137,7 @@ def _buckets(parameters: Parameters, max_batch_size: int) -> tuple[int, ...]:
     if not (value := parameters.text("batch-buckets")):
         return default_buckets(max_batch_size)
     words = [word.strip() for word in value.split(";") if word.strip()]
-    if not words or not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+    if not words or not all(whole_number(word, _MOST_ROWS) for word in words):
         raise TorchLoadError(
             f"parameter batch-buckets is '{value}': say whole numbers above 0 with ';' between, as 1;4;16"
         )
@@ -171,9 +172,10 @@ def _batches_in_flight(parameters: Parameters, pictures: PictureSpec | None) -> 
 
 def _thread_percentage(parameters: Parameters) -> int | None:
     value = parameters.text("active-thread-percentage")
-    if value and not (value.isascii() and value.isdigit() and 1 <= int(value) <= 100):
+    percentage = whole_number(value, 100)
+    if value and not percentage:
         raise TorchLoadError(f"parameter active-thread-percentage is '{value}': say a whole number from 1 to 100")
-    return int(value) if value else None
+    return percentage or None
 
 
 def _waits_blocking(parameters: Parameters, *, is_shared: bool) -> bool:

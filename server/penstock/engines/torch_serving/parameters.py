@@ -53,3 +53,9 @@ class Parameters:
         if not may_be_0 and 0.0 in numbers:
             raise TorchLoadError(f"parameter {key} is '{value}': 0 leaves nothing of a picture")
         return numbers
+
+
+def whole_number(text: str, most: int) -> int:
+    """The number, from 1 to most; 0 for any other text, such as thousands of digits, which int() refuses."""
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    return int(text) if is_short and int(text) <= most else 0

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from .parameters import Config, Parameters, TorchLoadError
+from .parameters import Config, Parameters, TorchLoadError, whole_number
 
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 _COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _VARIABLE_SIZE = ("max-side", "min-side", "size-multiple", "min-width")
+_MAX_SIDE = 16384  # pixels; the instance allocates a batch of such pictures
 _MOST_ENLARGED = 4  # as in the gateway: a larger resize is costly and leaves less than a sixteenth of the picture
 
 
@@ -80,11 +81,13 @@ def _color(parameters: Parameters) -> str:
 def _infer_dims(parameters: Parameters, channels: int) -> tuple[int, int]:
     value = parameters.text("infer-dims")
     words = [word.strip() for word in value.split(";") if word.strip()]
-    if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:
+    sides = [whole_number(word, _MAX_SIDE) for word in words]
+    if len(sides) != 3 or not all(sides) or sides[0] != channels:
         raise TorchLoadError(
-            f"parameter infer-dims is '{value}': say the network's channels, height and width, as {channels};224;224"
+            f"parameter infer-dims is '{value}': say the network's channels, height and width, as {channels};224;224 "
+            f"(sides up to {_MAX_SIDE})"
         )
-    return int(words[2]), int(words[1])
+    return sides[2], sides[1]
 
 
 def _fit(parameters: Parameters) -> PictureFit:
@@ -116,6 +119,7 @@ def _fit(parameters: Parameters) -> PictureFit:
 def _shorter_side(parameters: Parameters, network_side: int) -> int:
     value = parameters.text("resize-shorter-side")
     least, most = network_side, _MOST_ENLARGED * network_side
-    if not value.isdigit() or not least <= int(value) <= most:
+    side = whole_number(value, most)
+    if side < least:
         raise TorchLoadError(f"parameter resize-shorter-side is '{value}': say a number from {least} to {most}")
-    return int(value)
+    return side

@@ -17,6 +17,7 @@ from penstock.models.inspect.inspection import Limits, memory_limit_bytes
 from penstock.models.inspect.torch_session import torch_environment, torch_python
 from penstock.models.onnx_to_torch.description import CannotDescribe
 from penstock.models.onnx_to_torch.description_process import describe_in_process
+from penstock.models.optimize.report import OPTIMIZED_BY
 from penstock.models.optimize.source import OptimizeError, SourceModel
 
 MAX_DIFFERENCE = 1e-3  # of the largest value, in FP32: other kernels add in another order
@@ -81,7 +82,7 @@ def config_of_twin(proto: model_config_pb2.ModelConfig, name: str) -> str:
     twin.ClearField("model_warmup")
     for key in [key for key in twin.parameters if key.endswith("_thread_count") or key in _ONNX_PARAMETERS]:
         del twin.parameters[key]
-    twin.parameters[ADDED_BY].string_value = "penstock models optimize --torch"
+    twin.parameters[ADDED_BY].string_value = f"{OPTIMIZED_BY} --torch"
     twin.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     return proto_text(twin)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from penstock.engines.config_pbtxt import read_proto
+from penstock.models.added_folder import ADDED_BY
 from penstock.models.optimize.agreement import (
     Agreement,
     ClassAgreement,
@@ -18,6 +20,7 @@ from penstock.models.optimize.agreement import (
 from penstock.models.optimize.profile import Fusion, Operators, SpeedComparison
 from penstock.models.optimize.quantize import Ranges
 from penstock.models.optimize.source import PRECISION, SourceModel
+from penstock.protocol.errors import InvalidRequest
 
 MOST_PRECISION_LOST = 0.01  # of mAP@0.5, in [0, 1]
 LEAST_AGREEMENT = 0.95
@@ -132,6 +135,16 @@ def _operators_json(operators: Operators) -> dict[str, object]:
 
 
 OPTIMIZED_FROM = "optimized-from"
+OPTIMIZED_BY = "penstock models optimize"  # begins the parameter added_by of others
+
+
+def was_optimized(folder: Path) -> bool:
+    """Whether `models optimize` made the model of this folder."""
+    try:
+        parameters = read_proto(folder / "config.pbtxt").parameters
+    except (InvalidRequest, OSError):
+        return False
+    return OPTIMIZED_FROM in parameters or parameters[ADDED_BY].string_value.startswith(OPTIMIZED_BY)
 
 
 def write_folder(source: SourceModel, report: OptimizationReport, staged: Path) -> None:
