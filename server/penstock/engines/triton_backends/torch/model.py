@@ -129,12 +129,7 @@ class TritonPythonModel:
             return self._failed(error, len(requests))
 
     def _answer(self, asked: list[TorchRequest]) -> list[Any]:
-        started = self._instance.begin(asked, _nothing)
-        if not self._reads_at_end:
-            return self._responses(self._instance.finish(started))
-        responses = self._responses(self._instance.expected(started))
-        self._instance.finish(started)
-        return responses
+        return self._answered(self._instance.begin(asked, _nothing))
 
     def _unreadable(self, error: SlabUnreadable) -> Any:
         pb_utils.Logger.log_warn(f"model '{self._name}': {error}; the gateway sends pictures instead")
