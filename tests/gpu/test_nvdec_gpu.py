@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import av
+import cv2
 import numpy as np
 import pytest
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
+from penstock.gpu.nvml import read_cards
 from penstock_video.decode.codec import Codec, PacketRefused
 from penstock_video.decode.nvcodec import NvdecOpener, Surface
 from penstock_video.decode.nvdec import NvdecCodecs
 from penstock_video.decode.verification import Plane, nv12_of
 from penstock_video.errors import NeedsCpu
 from penstock_video.gpu.device import CudaStream, Device
+from penstock_video.sources.decoder_meter import DecoderMeter
 from penstock_video.types import DecoderKind
 from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet, plain_clip
 from tests.deepstream_pipeline.decode.decoder_contract import DecoderContract, Kind
+from tests.support.waiting import becomes_true
 
 pytestmark = pytest.mark.gpu
 
@@ -123,6 +127,35 @@ def test_picture_of_another_size_fails(tmp_path: Path, device: Device, stream: C
     with pytest.raises(PacketRefused):
         _ = [decoder.decode(packet, number) for number, packet in enumerate(large, len(small))]
     decoder.close()
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_scaled_pictures_are_near_ffmpegs(tmp_path: Path, device: Device, stream: CudaStream, codec: str) -> None:
+    """The decoder scales what is displayed, not what is cut off; the whole picture is in its place."""
+    size, small = (322, 182), (162, 92)
+    packets = annex_b_packets(tmp_path, codec, size=size)
+    decoder = NvdecOpener(device)(codec, stream.handle, size, small)
+    shown = [
+        on_host(device, one, stream) for place, packet in enumerate(packets) for one in decoder.decode(packet, place)
+    ]
+    decoder.close()
+    context = av.CodecContext.create(codec, "r")
+    frames = [frame for packet in [*packets, None] for frame in context.decode(packet and av.Packet(packet))]
+    right = [cv2.resize(nv12_of(frame)[:182], small, interpolation=cv2.INTER_AREA) for frame in frames]
+    assert [one.shape for one in shown] == [(138, 162)] * len(right)
+    apart = [np.abs(one[:92].astype(int) - wanted).mean() for one, wanted in zip(shown, right, strict=True)]
+    assert max(apart) < 8
+
+
+def test_load_of_the_decoders_is_read(device: Device) -> None:
+    """By the UUID of the first card that NVML knows."""
+    meter = DecoderMeter([read_cards().cards[0].uuid])
+    meter.start()
+    assert becomes_true(lambda: meter.readings()[0] is not None, 10.0)
+    (reading,) = meter.readings()
+    meter.close()
+    assert reading is not None
+    assert 0 <= reading.utilisation <= 1
 
 
 SHARED: dict[str, dict[str, Any]] = {
