@@ -42,9 +42,9 @@ gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch
 test: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 3 -p tests.work_units -m "not long and not gpu" $(ARGS)
 
-test-gpu: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s")
+test-gpu: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s --most-s 60 --within-s 300")
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }
-	@$(BIN)/python -m pytest -p no:randomly -m gpu -rs --timeout 300 tests/gpu $(ARGS)
+	@$(BIN)/python -m pytest -p no:randomly -p tests.gpu_session -m gpu -rs -W default tests/gpu $(ARGS)
 
 test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soak tests, fuzzing, mutation tests of tests/faults, property tests at length
 	@$(BIN)/python -m pytest -m "long or hypothesis" --hypothesis-profile thorough --timeout 1800 $(ARGS)
