@@ -23,6 +23,7 @@ from penstock.engines.torch_serving.program_process import (
     ProgramServer,
     Question,
     ServedProgram,
+    is_complete,
     next_run,
 )
 from penstock.engines.torch_serving.shared_program import (
@@ -56,6 +57,7 @@ class Doubling:
 
     def __init__(self) -> None:
         self.runs: list[list[float]] = []
+        self.log: list[str] = []
         self.has_begun = threading.Event()
         self.may_run = threading.Event()
         self.may_run.set()
@@ -64,12 +66,14 @@ class Doubling:
         found = np.concatenate(columns[0])
         assert len(found) == rows
         self.runs.append(found[:, 0].tolist())
+        self.log.append(f"begin {found[0, 0]:g}")
         self.has_begun.set()
         if found.min() == KILLED:
             raise SystemExit
         return SimpleNamespace(outputs=lambda: self._outputs(found), memory=lambda: (found * 2,))
 
     def _outputs(self, found: Any) -> tuple[Any, ...]:
+        self.log.append(f"wait {found[0, 0]:g}")
         assert self.may_run.wait(TIMEOUT_S)
         if found.min() < 0:
             raise RuntimeError("lost" if found.min() == LOST else "broken")
@@ -194,6 +198,54 @@ def test_rows_that_must_not_be_merged_run_alone(process: Process) -> None:
     process.runner.may_run.set()
     assert [one() for one in outputs] == [[2.0], [4.0], [6.0]]
     assert process.runner.runs == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "others", "complete"),
+    [
+        ([], 0, False),
+        ([(1, False)], 1, False),
+        ([(1, False)], 0, True),  # every instance waits or is in flight
+        ([(1, False), (3, False)], 2, True),
+        ([(1, True)], 2, True),
+        ([(1, False), (1, True)], 2, True),
+    ],
+)
+def test_run_is_complete_if_waiting_adds_no_rows(
+    waiting: list[tuple[int, bool]], others: int, *, complete: bool
+) -> None:
+    """It is full, the oldest rows may not be merged with later ones, or no instance is left that could ask."""
+    asked = [question(rows, is_alone=is_alone) for rows, is_alone in waiting]
+    assert is_complete(asked, ROWS, others) is complete
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+def test_complete_run_begins_while_the_one_before_is_computed(process: Process, *, has_others: bool) -> None:
+    """So that the GPU is not idle in between; rows that others may join wait for it."""
+    runners = [process.runner_of_instance(may_merge=has_others) for _ in range(4)]
+    process.runner.may_run.clear()
+    outputs = [ask(runners[0], 1.0)]
+    assert process.runner.has_begun.wait(TIMEOUT_S)
+    outputs += [ask(runner, number) for runner, number in ((runners[1], 2.0), (runners[2], 3.0))]
+    process.runner.may_run.set()
+    assert [one() for one in outputs] == [[2.0], [4.0], [6.0]]
+    alone = ["begin 1", "wait 1", "begin 2", "begin 3", "wait 2", "wait 3"]
+    assert process.runner.log == (["begin 1", "wait 1", "begin 2", "wait 2"] if has_others else alone)
+
+
+def test_error_of_one_of_two_runs_in_flight_is_its_own(process: Process) -> None:
+    """The other is answered, whichever was first."""
+    runners = [process.runner_of_instance(may_merge=False) for _ in range(4)]
+    process.runner.may_run.clear()
+    outputs = [ask(runners[0], 1.0)]
+    assert process.runner.has_begun.wait(TIMEOUT_S)
+    outputs += [ask(runner, number) for runner, number in zip(runners[1:], (BROKEN, 3.0, BROKEN), strict=True)]
+    process.runner.may_run.set()
+    assert (outputs[0](), outputs[2]()) == ([2.0], [6.0])
+    for broken in (outputs[1], outputs[3]):
+        with pytest.raises(RuntimeError, match="RuntimeError: broken"):
+            broken()
+    assert ask(runners[3], 5.0)() == [10.0]
 
 
 def test_failed_run_is_an_error_for_its_instances_only(process: Process) -> None:

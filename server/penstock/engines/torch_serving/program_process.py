@@ -1,6 +1,7 @@
 """The process of `program-process: shared`: loads a program and runs it for all instances that are connected.
 
 Rows that wait while a run is computed go together into the next run, so that few runs with many rows keep a GPU busy.
+A run that can get no more rows is started while the one before is computed.
 """
 
 import gc
@@ -22,6 +23,7 @@ from .parameters import TorchLoadError
 from .shared_program import DONE, MAX_MESSAGE_BYTES, QUESTION, Greeting, MemoryLayout, Typed, memory_layout
 
 MAX_CLIENTS = 256
+SLOTS = 2  # runs whose outputs the runner keeps: in flight, or computed and not answered
 BROKEN_CONTEXT_EXIT = 70
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -68,6 +70,12 @@ def next_run(waiting: deque[Question], most_rows: int) -> list[Question]:
     return chosen
 
 
+def is_complete(waiting: Sequence[Question], most_rows: int, others: int) -> bool:
+    """Whether the next run gets no more rows by waiting. others: instances that could still ask."""
+    rows = sum(question.rows for question in waiting)
+    return bool(waiting) and (others == 0 or rows >= most_rows or any(question.is_alone for question in waiting))
+
+
 @dataclass(frozen=True)
 class ServedProgram:
     """A loaded program. layout: of each instance's memory; its rows are the most of a run."""
@@ -102,6 +110,7 @@ class ProgramServer:
         self._unused: list[ClientMemory] = []
         self._memories = 0
         self._waiting: deque[Question] = deque()
+        self._in_flight: deque[ProgramRun] = deque()  # at most SLOTS
 
     def run(self) -> bool:
         """Until no instance is connected any more. Returns False if the GPU can no longer be used."""
@@ -115,18 +124,28 @@ class ProgramServer:
     def _run(self) -> bool:
         finished: ProgramRun | None = None  # computed; answered when the next run has begun
         while True:
-            self._collect(is_waiting=finished is None and not self._waiting)
-            if not self._clients and finished is None:
+            self._collect(is_waiting=finished is None and not self._waiting and not self._in_flight)
+            if not self._clients and finished is None and not self._in_flight:
                 return True
-            begun, error = self._begin(next_run(self._waiting, self._layout.rows))
+            errors = [] if self._in_flight else [self._begin()]
             if finished is not None:
                 self._answer(finished)
-            finished = None
-            if begun is not None:
-                error = self._wait(begun)
-                finished = begun if error is None else None
-            if error is not None and self._program.is_broken(error):
+                finished = None
+            if len(self._in_flight) == 1 and self._is_next_complete():
+                errors.append(self._begin())
+            if self._in_flight:
+                computed = self._in_flight.popleft()
+                errors.append(self._wait(computed))
+                if errors[-1] is None and self._in_flight:
+                    self._answer(computed)
+                elif errors[-1] is None:
+                    finished = computed
+            if any(error is not None and self._program.is_broken(error) for error in errors):
                 return False
+
+    def _is_next_complete(self) -> bool:
+        asking = len(self._waiting) + sum(len(run.questions) for run in self._in_flight)
+        return is_complete(self._waiting, self._layout.rows, len(self._clients) - asking)
 
     def _collect(self, *, is_waiting: bool) -> None:
         """Accepts instances and reads their questions."""
@@ -184,9 +203,10 @@ class ProgramServer:
         self._waiting.extend(kept)
         self._unused.append(client.memory)
 
-    def _begin(self, questions: Sequence[Question]) -> tuple[ProgramRun | None, Exception | None]:
+    def _begin(self) -> Exception | None:
+        questions = next_run(self._waiting, self._layout.rows)
         if not questions:
-            return None, None
+            return None
         columns = [
             [part for question in questions for part in question.client.memory.parts[number][: question.rows]]
             for number in range(len(self._layout.inputs))
@@ -195,8 +215,9 @@ class ProgramServer:
             pending = self._program.runner.begin(columns, sum(question.rows for question in questions))
         except Exception as error:  # noqa: BLE001  root of a run: its instances get the error
             self._fail(questions, error)
-            return None, error
-        return ProgramRun(questions, pending), None
+            return error
+        self._in_flight.append(ProgramRun(questions, pending))
+        return None
 
     def _wait(self, run: ProgramRun) -> Exception | None:
         try:
@@ -266,7 +287,7 @@ def _opened(job: Mapping[str, Any], listener: socket.socket) -> ProgramServer:
     config, is_gpu = dict(job["config"], instance_group=[]), job["device_id"] >= 0
     spec = engine_spec(config, is_gpu=is_gpu)
     placement = device.InstanceDevice(is_gpu, job["device_id"], config)
-    opened = device.open_runner(Path(job["file"]), spec, placement, slots=2)
+    opened = device.open_runner(Path(job["file"]), spec, placement, slots=SLOTS)
     outputs = _output_types(opened.runner, spec, torch)
     layout = memory_layout([(one.data_type, one.dims) for one in spec.inputs], outputs, spec.max_batch_size)
     program = ServedProgram(
