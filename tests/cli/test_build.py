@@ -66,6 +66,8 @@ def test_build_as_json_is_one_object(model: Path) -> None:
         (("small", "--for", "8.9", "--precision", "int8"), 2, "--precision int8 is not possible: give fp32 (keeps"),
         (("smal", "--for", "8.9"), 1, "there is no model 'smal' on this machine: did you mean small?"),
         (("./none.onnx", "--for", "8.9"), 2, "there is no file ./none.onnx"),
+        (("./\udcff.onnx", "--for", "8.9"), 2, r"'\udcff.onnx' cannot be a file's name here: it is too long or not"),
+        (("x" * 300 + ".onnx", "--for", "8.9"), 2, "cannot be a file's name here: it is too long or not UTF-8"),
         (("people", "--for", "8.9"), 1, "model 'people' is of backend 'python': engines are built of ONNX models"),
     ],
 )

@@ -153,6 +153,8 @@ def test_clients_of_a_model_are_described_by_its_config_and_the_settings(tmp_pat
     assert of(parameter("check-answers", "0") + parameter("active-thread-percentage", "25")) == [
         ModelClients("m", 3, max_rows=8, threads=25)
     ]
+    for wrong in ("9" * 5000, "\u0663", "101", "0", "half"):  # the model is refused when it is loaded
+        assert of(parameter("active-thread-percentage", wrong)) == of()
     assert of(parameter("program-process", "shared")) == [ModelClients("m", 1, max_rows=8, is_checked=True)]
     assert of(parameter("batch_owner", "everyone")) == [ModelClients("m", 3)]
 

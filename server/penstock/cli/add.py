@@ -18,7 +18,7 @@ from penstock.cli.gateway_client import (
     settings_or_fail,
     url_of,
 )
-from penstock.cli.model_flags import AllowsCode, ModelFlags, with_model_flags
+from penstock.cli.model_flags import AllowsCode, ModelFlags, check_file_name, with_model_flags
 from penstock.cli.model_list import load_failure
 from penstock.cli.terminal import (
     AsJson,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # they import ONNX Runtime, which other commands of the group
     from penstock.models.add import AddedModel, AddOptions
 
 _DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_HTTP_PORT}"
-_MAX_SHOWN = 200  # characters of a wrong file name
 Files = Annotated[
     list[Path],
     typer.Argument(metavar="FILE…", help="ONNX or .pt2 files, folders of ONNX files, or Triton model folders"),
@@ -185,8 +184,7 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
 
     found: list[Path] = []
     for path in files:
-        if _is_bad_name(path):
-            fail(f"{ascii(str(path))[:_MAX_SHOWN]} cannot be a file's name here: it is too long or not UTF-8")
+        check_file_name(path)
         if is_model_folder(path):
             found.append(path)
         elif path.is_dir():
@@ -206,16 +204,6 @@ def sources_of(files: list[Path], name: str) -> list[tuple[Path, str]]:
         if twin is not None:
             fail(f"{path} and {twin} would both be the model {own!r}: add one of them with --name")
     return named
-
-
-def _is_bad_name(path: Path) -> bool:
-    """Whether the name is too long for the file system, or not UTF-8."""
-    try:
-        str(path).encode()
-        path.exists()
-    except (OSError, UnicodeEncodeError):
-        return True
-    return False
 
 
 def add_one(place: AddContext, source: Path, name: str, gateway: GatewayClient | None, as_json: bool) -> bool:

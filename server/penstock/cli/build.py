@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.gateway_client import settings_or_fail
-from penstock.cli.model_flags import image_size
+from penstock.cli.model_flags import check_file_name, image_size
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import fail, print_json, printable, progress_bar, stoppable
 from penstock.engines.ort_serving.placement import Precision
@@ -145,6 +145,7 @@ def _source(model: str, home: Path | None) -> _Source:
     if found is not None:
         return _installed(found)
     path = Path(model)
+    check_file_name(path)
     if path.is_file():
         return _Source(path.stem, path, {})
     if path.suffix or path.name != model:

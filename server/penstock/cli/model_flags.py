@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.models.inspect.inspection import Hints
 
 MAX_SIDE = 16384
+_MAX_SHOWN = 200  # characters of a wrong file name
 _COLORS, _RESIZES = ("rgb", "bgr", "gray"), ("letterbox", "corner", "squash", "crop", "keep")
 
 
@@ -168,6 +169,15 @@ def _labels(text: str) -> tuple[tuple[str, ...], str]:
             "line, a JSON list, or a data.yaml with names"
         )
     return labels, str(path)
+
+
+def check_file_name(path: Path) -> None:
+    """Ends the command if the name is too long for the file system, or not UTF-8."""
+    try:
+        str(path).encode()
+        path.exists()
+    except (OSError, UnicodeEncodeError):
+        fail(f"{ascii(str(path))[:_MAX_SHOWN]} cannot be a file's name here: it is too long or not UTF-8")
 
 
 def _is_file(path: Path) -> bool:

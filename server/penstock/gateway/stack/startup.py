@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from penstock.engines.call_options import HeaderFileError, read_header_file
 from penstock.engines.config_pbtxt import gpu_instances, read_config
 from penstock.engines.run_directory import RunDirectory, RunDirectoryRefused, claim_run_directory
+from penstock.engines.torch_serving.parameters import whole_number
 from penstock.engines.triton.endpoints import pick_free_ports
 from penstock.engines.triton.runtime import (
     TritonRuntime,
@@ -206,7 +207,7 @@ def _clients_of(path: Path, batching: OptionTexts) -> list[ModelClients]:
             max_rows=options.max_batch_size,
             is_merged=options.owner is not BatchOwner.OFF and options.max_batch_size > 1,
             is_checked=config.backend == "torch" and config.parameters.get("check-answers", "1") != "0",
-            threads=int(own) if own.isdecimal() else 0,
+            threads=whole_number(own.strip(), 100),
         )
         for row in rows
     ]
