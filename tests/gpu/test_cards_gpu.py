@@ -2,7 +2,8 @@
 
     PENSTOCK_ENGINE_ENVIRONMENT=DIR python -m pytest -p no:randomly -s tests/gpu/test_cards_gpu.py
 
-With one card, the tests of several are skipped. None of these tests was run yet.
+With one card, the tests of several are skipped. None of these tests was run on a GPU yet; the one of an engine that
+dies was run with stand-ins for NVML and MPS on a CPU.
 """
 
 import contextlib

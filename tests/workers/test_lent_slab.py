@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from penstock.gateway.workers.slab import SharedSlab, SlabPart, anonymous_memory, map_slab_part
-from penstock.gateway.workers.slab_sharing import ClientSlab, SlabPartitions, move_to_slab
+from penstock.gateway.workers.slab_sharing import (
+    ClientSlab,
+    SlabPartitions,
+    client_slab_part_bytes,
+    client_slab_parts,
+    move_to_slab,
+    slab_bytes_with_client_parts,
+)
 from penstock.protocol.errors import EngineUnavailable, InvalidRequest
 from penstock.protocol.inference import InferRequest, tensor_from_bytes, tensor_from_numpy
 
@@ -159,6 +166,18 @@ def test_new_engine_means_a_new_part_and_refuses_what_was_on_its_way() -> None:
     assert (later.generation, set(bench.reader.regions)) == (former.generation + 1, {later.region})
     sent, _ = move_to_slab(InferRequest("model", (LARGE,)), bench.front)
     assert bench.slab_partitions.in_full(sent, "front").inputs[0].data == LARGE.data
+
+
+def test_every_client_process_has_a_part_with_several_engines() -> None:
+    """With one engine only two have; the memory is as large as that needs."""
+    own, part = 4 << 20, client_slab_part_bytes(4 << 20)
+    for engines, count in ((1, 2), (2, 8), (8, 8)):
+        slab = SharedSlab(lambda *_: None)
+        slab.renew(anonymous_memory(slab_bytes_with_client_parts(own, engines)))
+        partitions = SlabPartitions(slab, own // 2, part, client_slab_parts(engines))
+        granted = [partitions.due(number, is_client_process=True) for number in range(10)]
+        assert [one is not None for one in granted] == [True] * count + [False] * (10 - count)
+        assert slab.lease(own) is not None
 
 
 def test_engine_that_lost_the_region_gets_addresses_again_after_a_pause() -> None:

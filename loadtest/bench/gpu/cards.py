@@ -3,9 +3,12 @@
     python -m loadtest.bench.gpu.cards [--only served,streams] [--rounds 3] [--json cards.json] [--work DIR]
 
 Each round measures one card and both, in a random order; each starts its own stack. served: JPEGs a second that
-closed-loop callers get over HTTP, decoded on the card. streams: frames a second that are inferred of 720p30 H.264
-cameras, twice as many of them on two cards. The load generator and the gateway use the same cores: look at the figure
-machine_cores before you blame a card. Needs two NVIDIA GPUs; it was never run, because no machine with two was at hand.
+closed-loop callers get over HTTP, decoded on the card; workers call Triton, which forms the batches. streams: frames a
+second that are inferred of 720p30 H.264 cameras, twice as many of them, and of video programs, on two cards; rows go
+through memory of the host, since clients cannot register a card's memory with several engines. The load generator and
+the gateway use the same cores: before you blame a card, look at machine_cores and core_cores (the gateway's core
+process, which cannot use more than one). Needs two NVIDIA GPUs, and was never run on them. --rehearse MODEL,MODEL runs
+everything once on a stand-in for NVML and a CPU, with models for served and streams that are in DIR already.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,8 @@ GPUS_VARIABLE = "PENSTOCK_GPUS"
 
 @dataclass(frozen=True, slots=True)
 class CardsPlan:
-    """callers: of the closed loop, for each card. streams: for each card. seconds: of a measurement."""
+    """callers, streams, programs: for each card; of the closed loop, cameras, video programs. workers: of the gateway.
+    seconds: of a measurement. models: for pictures, and for frames. decoder: of the cameras."""
 
     work: Path
     environment: Path
@@ -54,6 +58,15 @@ class CardsPlan:
     callers: int
     streams: int
     programs: int
+    workers: int
+    models: tuple[str, str] = (JPEG_MODEL, FRAME_MODEL)
+    decoder: str = "nvdec"
+
+    def stack(self, model: str, count: int) -> PenstockUp:
+        """With this number of cards."""
+        gpus = ",".join(card.uuid for card in self.cards[:count])
+        flags = ("--mps", "on" if self.decoder == "nvdec" else "off", "--workers", str(self.workers))
+        return PenstockUp(self.work, [model], *flags, environment=self.environment, gpus=gpus)
 
 
 def two_cards() -> tuple[Card, ...]:
@@ -67,41 +80,56 @@ def two_cards() -> tuple[Card, ...]:
 
 def measure_served(plan: CardsPlan, count: int) -> dict[str, float]:
     """Pictures a second that this number of cards serves. Raises BadAnswer, OSError."""
-    gpus = ",".join(card.uuid for card in plan.cards[:count])
-    requests = [picture_request(JPEG_MODEL, picture) for picture in photos(PICTURES, seed=1)]
-    up = PenstockUp(plan.work, [JPEG_MODEL], "--mps", "on", environment=plan.environment, gpus=gpus)
-    with up, Generators(max(2, (os.cpu_count() or 2) // 4)) as generators:
+    model = plan.models[0]
+    requests = [picture_request(model, picture) for picture in photos(PICTURES, seed=1)]
+    with plan.stack(model, count) as up, Generators(max(2, (os.cpu_count() or 2) // 4)) as generators:
         up.wait(time.monotonic() + LOAD_S)
         callers = plan.callers * count
-        lanes = [CallerLane(JPEG_MODEL, up.port, requests[number % len(requests)]) for number in range(callers)]
-        busy_s, began_s = busy_cpu_s(), time.monotonic()
-        run = generators.closed(lanes, settle_s=2.0, seconds=plan.seconds)()
-        cores = (busy_cpu_s() - busy_s) / (time.monotonic() - began_s)
+        lanes = [CallerLane(model, up.port, requests[number % len(requests)]) for number in range(callers)]
+        with _Cores(up) as cores:
+            run = generators.closed(lanes, settle_s=2.0, seconds=plan.seconds)()
     good = sum(not ask.failure for ask in run.asks)
-    return {"per_s": good / run.seconds, "failed": float(len(run.asks) - good), "machine_cores": cores}
+    return {"per_s": good / run.seconds, "failed": float(len(run.asks) - good), **cores.used}
 
 
 def measure_streams(plan: CardsPlan, count: int) -> dict[str, float]:
     """Frames a second that are inferred, of plan.streams cameras for each of so many cards. Raises BadAnswer."""
     gpus = ",".join(card.uuid for card in plan.cards[:count])
-    setup = FleetSetup(FRAME_MODEL, clip_path(plan.work, CAMERAS["h264-720p"]), "nvdec", plan.programs)
-    with (
-        PenstockUp(plan.work, [FRAME_MODEL], "--mps", "on", environment=plan.environment, gpus=gpus) as up,
-        _variable(GPUS_VARIABLE, gpus),
-    ):
+    clip = clip_path(plan.work, CAMERAS["h264-720p"])
+    setup = FleetSetup(plan.models[1], clip, plan.decoder, plan.programs * count)
+    with plan.stack(plan.models[1], count) as up, _variable(GPUS_VARIABLE, gpus):
         up.wait(time.monotonic() + LOAD_S)
         with Fleet(setup, plan.work / f"fleet-{count}", plan.streams * count) as fleet:
             fleet.wait(START_S * count)
-            before, busy_s = fleet.look(), busy_cpu_s()
-            time.sleep(plan.seconds)
-            after, busy_s = fleet.look(), busy_cpu_s() - busy_s
+            with _Cores(up) as cores:
+                before = fleet.look()
+                time.sleep(plan.seconds)
+                after = fleet.look()
     seconds = after.at_s - before.at_s
     inferred = after.page.total("inferred_total") - before.page.total("inferred_total")
-    return {
-        "per_s": inferred / seconds,
-        "of_wanted": inferred / seconds / (30 * plan.streams * count),
-        "machine_cores": busy_s / seconds,
-    }
+    return {"per_s": inferred / seconds, "of_wanted": inferred / seconds / (30 * plan.streams * count), **cores.used}
+
+
+class _Cores:
+    """A context: the cores in use meanwhile, of the machine and of each kind of the stack's processes."""
+
+    def __init__(self, up: PenstockUp) -> None:
+        self._up = up
+        self.used: dict[str, float] = {}
+
+    def __enter__(self) -> "_Cores":
+        self._before, self._began_s = self._read(), time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._began_s
+        self.used = {
+            f"{kind}_cores": round((after_s - self._before.get(kind, 0.0)) / seconds, 2)
+            for kind, after_s in self._read().items()
+        }
+
+    def _read(self) -> dict[str, float]:
+        return {"machine": busy_cpu_s(), **self._up.cpu_s()}
 
 
 @contextmanager
@@ -162,13 +190,44 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement [6]")
     parser.add_argument("--callers", type=int, default=192, help="for each card [192]")
-    parser.add_argument("--streams", type=int, default=250, help="720p cameras for each card [250]")
-    parser.add_argument("--programs", type=int, default=6, help="video programs [6]")
+    parser.add_argument("--streams", type=int, default=200, help="720p cameras for each card [200]")
+    parser.add_argument("--programs", type=int, default=4, help="video programs for each card; 8 in all at most [4]")
+    workers = max(2, (os.cpu_count() or 2) // 2)
+    parser.add_argument("--workers", type=int, default=workers, help="of the gateway [half of the cores]")
+    parser.add_argument("--instances", type=int, default=6, help="of each model, on each card [6]")
+    parser.add_argument("--rehearse", metavar="MODEL,MODEL", help="without GPUs [measure]")
     parser.add_argument("--json", type=Path, default=Path("cards.json"), help="result file [cards.json]")
     parser.add_argument("--work", type=Path, help="for clips, models and logs; kept [a temporary one]")
     environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
     parser.add_argument("--engine-environment", type=Path, default=Path(environment), help="of Triton")
     return parser.parse_args(arguments)
+
+
+def _prepared(options: argparse.Namespace, work: Path, cards: tuple[Card, ...], parts: Sequence[str]) -> CardsPlan:
+    """The plan, after its models and clips are made. Raises BadAnswer, OSError."""
+    plan = CardsPlan(
+        work,
+        options.engine_environment,
+        cards,
+        options.seconds,
+        options.callers,
+        options.streams,
+        options.programs,
+        options.workers,
+    )
+    if options.rehearse:
+        pictures, _, frames = options.rehearse.partition(",")
+        plan = replace(plan, models=(pictures, frames or pictures), decoder="cpu")
+    else:
+        flags = ("--instances", str(options.instances), "--batching", "triton")
+        wanted = {
+            "served": Export(work, JPEG_MODEL, ("--pictures", *flags)),
+            "streams": Export(work, FRAME_MODEL, ("--input", "uint8", *flags)),
+        }
+        export_all([wanted[part] for part in parts], python_with_torch(options.engine_environment))
+    if "streams" in parts:
+        make_clips(work, (CAMERAS["h264-720p"],), CLIP_S)
+    return plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,22 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as temporary:
             work = options.work or Path(temporary)
             work.mkdir(parents=True, exist_ok=True)
-            exports = [
-                Export(work, JPEG_MODEL, ("--pictures", "--instances", "4", "--batching", "gateway")),
-                Export(work, FRAME_MODEL, ("--instances", "4", "--batching", "triton")),
-            ]
-            export_all(exports, python_with_torch(options.engine_environment))
-            make_clips(work, (CAMERAS["h264-720p"],), CLIP_S)
-            plan = CardsPlan(
-                work,
-                options.engine_environment,
-                cards,
-                options.seconds,
-                options.callers,
-                options.streams,
-                options.programs,
-            )
             parts = [options.only] if options.only else list(PARTS)
+            plan = _prepared(options, work, cards, parts)
             rows = run_bench(plan, parts, options.rounds, lambda line: sys.stderr.write(f"{line}\n"))
     except (BadAnswer, OSError) as error:
         sys.stderr.write(f"{error}\n")

@@ -179,7 +179,7 @@ def compose_registration(
             )
             for name, triton in engine.tritons.items()
         ],
-        size_bytes=slab_bytes_with_client_parts(settings.slab_bytes),
+        size_bytes=slab_bytes_with_client_parts(settings.slab_bytes, len(engine.tritons)),
         published=None if settings.engine_is_external else run_dir / FILE_NAME,
     )
 

@@ -56,7 +56,7 @@ from penstock.gateway.workers.gateway_process import (
 )
 from penstock.gateway.workers.inference_calls import ClientProcessCalls
 from penstock.gateway.workers.shared_counters import PAGE_NAME, CounterPage, CounterRow, core_counts, core_quota_table
-from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_part_bytes
+from penstock.gateway.workers.slab_sharing import SlabPartitions, client_slab_part_bytes, client_slab_parts
 from penstock.gpu.telemetry.reader import telemetry_metrics
 from penstock.logs import get_logger
 from penstock.network import bind_all
@@ -149,7 +149,11 @@ class Gateway:
         if slab is None:
             return None
         part_bytes = settings.slab_bytes // (settings.worker_count + 1)
-        return SlabPartitions(slab, part_bytes, client_slab_part_bytes(settings.slab_bytes))
+        client_part_bytes, client_parts = (
+            client_slab_part_bytes(settings.slab_bytes),
+            client_slab_parts(len(self.engine.tritons)),
+        )
+        return SlabPartitions(slab, part_bytes, client_part_bytes, client_parts)
 
     def _read_metrics(self) -> None:
         read = self.metrics.read

@@ -21,7 +21,7 @@ MAX_CLIENT_MESSAGE_BYTES = 128 << 20  # without a part of the slab: a 4K picture
 CLIENT_UNREAD_BYTES = 64 << 20  # unread answers of a client process; beyond, its requests are rejected
 CLIENT_STALLED_BYTES = CLIENT_UNREAD_BYTES + (4 << 20)  # beyond, the connection is closed
 USE_AGAIN_S = 1.0  # a part's region that an engine has lost; the core registers it again within LOOK_S
-CLIENT_SLAB_PARTS = 2  # of the slab; later client processes send every byte until one is free
+CLIENT_SLAB_PARTS = 2  # of the slab, for one engine; later client processes send every byte until one is free
 _PART_DIVISOR = 4  # of the gateway's own slab: 64 MiB of its 256
 
 
@@ -30,9 +30,14 @@ def client_slab_part_bytes(slab_bytes: int) -> int:
     return slab_bytes // _PART_DIVISOR
 
 
-def slab_bytes_with_client_parts(slab_bytes: int) -> int:
+def client_slab_parts(engine_count: int) -> int:
+    """Number of parts. The core copies all rows of a client process without one, and cannot do so for several cards."""
+    return CLIENT_SLAB_PARTS if engine_count < 2 else MAX_CLIENT_PROCESSES
+
+
+def slab_bytes_with_client_parts(slab_bytes: int, engine_count: int = 1) -> int:
     """Size of the memory for the gateway's own slab and the client processes' parts."""
-    return slab_bytes + CLIENT_SLAB_PARTS * client_slab_part_bytes(slab_bytes)
+    return slab_bytes + client_slab_parts(engine_count) * client_slab_part_bytes(slab_bytes)
 
 
 _LEFT_OUT = memoryview(b"")
@@ -50,10 +55,13 @@ class _GrantedPart:
 class SlabPartitions:
     """The core's side. part_bytes: of each worker. client_part_bytes: of each client process, 0 for no parts."""
 
-    def __init__(self, slab: SharedSlab, part_bytes: int, client_part_bytes: int = 0) -> None:
+    def __init__(
+        self, slab: SharedSlab, part_bytes: int, client_part_bytes: int = 0, client_parts: int = CLIENT_SLAB_PARTS
+    ) -> None:
         self._slab = slab
         self._part_bytes = part_bytes
         self._client_part_bytes = client_part_bytes
+        self._most_client_parts = client_parts
         self._parts: dict[Hashable, _GrantedPart] = {}
         self._client_parts: list[_GrantedPart] = []
 
@@ -77,7 +85,7 @@ class SlabPartitions:
         self._client_parts = [
             part for part in self._client_parts if part.generation == generation and part.lease.is_held
         ]
-        if not self._client_part_bytes or len(self._client_parts) >= CLIENT_SLAB_PARTS:
+        if not self._client_part_bytes or len(self._client_parts) >= self._most_client_parts:
             return None
         granted = self._slab.grant_part(self._client_part_bytes)
         return None if granted is None else (replace(granted[0], token=b""), granted[1])
