@@ -53,6 +53,8 @@ UNITS: Mapping[str, str] = measures.UNITS | {
     "batching_over_mps": "ratio",  # to the same clients with MPS alone, threads limited
     "batching_over_mps_8": "ratio",  # not limited, with 8 clients
     "batching_over_mps_16": "ratio",
+    "shared_over_mps_8": "ratio",  # the same, with one process that runs the program
+    "shared_over_mps_16": "ratio",
     "sentences_per_s": "sentences/s",  # batched in the best way that was tried
     "sentences_4_per_s": "sentences/s",  # asked in fours, one such request after the other
     FACT: "",

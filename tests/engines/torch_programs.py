@@ -167,6 +167,8 @@ def write_repository(root: Path) -> None:
     two = parameter("batches-in-flight", "2")
     write_model(models, "two-in-flight", network, images(2), rest=batching + "\n" + two)
     write_lookup(models, "lookup-two", rest=two)
+    shared = batching + "\n" + parameter("program-process", "shared")
+    write_model(models, "shared", network, images(2), instances=2, rest=shared)
     free = {"input_name": "numbers", "input_dims": "[ -1 ]", "output_name": "mean", "output_dims": "[ 1 ]"}
     write_model(models, "one-row", network, images(1), max_batch_size=0, input_dims="[ 1, 3, 32, 32 ]",
                 output_dims="[ 1, 10 ]")  # fmt: skip
@@ -183,6 +185,7 @@ def write_repository(root: Path) -> None:
         "batched": (images(5), network),
         "pixels": (pixels, OfPixels()),
         "two-in-flight": (images(5), network),
+        "shared": (images(5), network),
         "lookup": (words, lookup()),
         "lookup-two": (words, lookup()),
         "one-row": (images(1), network),

@@ -12,7 +12,7 @@ from penstock.engines.triton.runtime import TritonUnavailable, default_environme
 from tests.support.stack import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-MODES = {"none", "mps", "mps-unlimited", "batching", "mps+batching"}
+MODES = {"none", "mps", "mps-unlimited", "batching", "mps+batching", "mps+shared"}
 
 
 def test_bench_with_two_clients_measures_every_mode_and_mps_has_its_clients(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ PENSTOCK_ENGINE_ENVIRONMENT names the environment of Triton and its models, whic
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
@@ -117,10 +120,10 @@ def test_graphs_of_pixels_answer_what_the_cpu_answers(
     assert_near(answer, reference(pixels.float() / 255), TOLERANCES["fp16"])
 
 
-def test_requests_at_equal_distances_in_shared_memory_are_gathered_by_one_copy(
+def test_requests_in_shared_memory_are_gathered_by_few_copies(
     torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
 ) -> None:
-    """As Triton's backend lays them out; at unequal distances they are copied one by one, with the same answers."""
+    """One copy at equal distances, as Triton's backend lays them out; otherwise several, with the same answers."""
     runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True))
     images, calls = programs.images(ROWS, seed=7), []
     copy = runner._pinned._copy
@@ -137,7 +140,7 @@ def test_requests_at_equal_distances_in_shared_memory_are_gathered_by_one_copy(
             return parts
 
         even = [number * (size + gap) for number in range(ROWS)]
-        for offsets, copies in ((even, [True]), ([*even[:-1], even[-1] + 16], [])):
+        for offsets, copies in ((even, [True]), ([*even[:-1], even[-1] + 16], [True, True])):
             calls.clear()
             (answer,) = runner.begin([placed(offsets)], ROWS).outputs()
             assert_near(answer, reference(images), TOLERANCES["fp16"])
@@ -171,6 +174,8 @@ def triton(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     programs.write_model(root / "models", "two", network, sample, kind="GPU", instances=2)
     batching = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
     programs.write_model(root / "models", "batched", network, sample, kind="GPU", rest=batching)
+    process = 'dynamic_batching { } parameters { key: "program-process" value { string_value: "shared" } }'
+    programs.write_model(root / "models", "shared", network, sample, kind="GPU", instances=6, rest=process)
     programs.write_lookup(root / "models", "lookup", kind="GPU")
     with running_triton(launch, root / "models", root, ready_timeout_s=200) as running:
         yield running
@@ -179,7 +184,7 @@ def triton(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def client(triton: RunningTriton) -> Iterator[grpc_client.InferenceServerClient]:
     with grpc_client.InferenceServerClient(triton.grpc_address) as connected:
-        for name in ("two", "batched", "lookup"):
+        for name in ("two", "batched", "shared", "lookup"):
             assert connected.is_model_ready(name), triton.log()[-3000:]
         yield connected
 
@@ -191,11 +196,11 @@ def ask(client: grpc_client.InferenceServerClient, model: str, name: str, array:
     return client.infer(model, [tensor], client_timeout=60).as_numpy(output)
 
 
-@pytest.mark.parametrize("model", ["two", "batched"])
+@pytest.mark.parametrize("model", ["two", "batched", "shared"])
 def test_served_answers_are_the_cpus_in_any_batch(
     client: grpc_client.InferenceServerClient, programs: Any, reference: Callable[[Any], Any], model: str
 ) -> None:
-    """Forty requests of one to eight rows at once, over two instances and in batches that Triton forms."""
+    """Forty requests of one to eight rows at once: over two instances, in batches of Triton's, in a shared process."""
     asked = [programs.images(1 + seed % ROWS, seed=seed) for seed in range(40)]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda images: ask(client, model, "image", images.numpy(), "logits"), asked))
@@ -224,6 +229,29 @@ def test_served_from_shared_memory_answers_what_the_cpu_answers(
             assert_near(answer, reference(images[:rows]).numpy(), TOLERANCES["fp16"])
         client.unregister_system_shared_memory()
         client.unregister_cuda_shared_memory()
+
+
+def shared_processes() -> list[psutil.Process]:
+    """Those that run the programs of several instances; no other Triton runs beside this one."""
+    found = psutil.process_iter(["cmdline"])
+    return [one for one in found if "torch_serving.program_process" in " ".join(one.info["cmdline"] or ())]
+
+
+def test_shared_process_that_is_killed_is_started_again(
+    client: grpc_client.InferenceServerClient, programs: Any, reference: Callable[[Any], Any]
+) -> None:
+    """By the next request; no instance of the model is restarted."""
+    images = programs.images(2, seed=1)
+    assert ask(client, "shared", "image", images.numpy(), "logits").shape == (2, CLASSES)
+    before = shared_processes()
+    assert len(before) == 1
+    before[0].kill()
+    until = time.monotonic() + 20.0
+    while not set(shared_processes()) - set(before) and time.monotonic() < until:
+        with suppress(InferenceServerException):  # a run that is sent while the process ends is lost with it
+            ask(client, "shared", "image", images.numpy(), "logits")
+    answer = ask(client, "shared", "image", images.numpy(), "logits")
+    assert_near(answer, reference(images).numpy(), TOLERANCES["fp16"])
 
 
 def test_fault_of_the_card_is_an_error_and_ends_the_instances_process(

@@ -136,6 +136,7 @@ def ledger_of(path: Path, rounds: int = 3) -> PointLedger:
     """Made-up figures, saved."""
     ledger = PointLedger(path, dict(CONDITIONS), "resnet50-torch-random")
     rates = {"none": 1000.0, "mps": 3500.0, "mps-unlimited": 2800.0, "batching": 5000.0, "mps+batching": 7000.0}
+    rates["mps+shared"] = 8400.0
     for number in range(1, rounds + 1):
         for mode, rate in rates.items():
             for clients in (8, 16):
@@ -158,6 +159,7 @@ def test_ratios_are_of_runs_of_the_same_round_and_of_the_better_ways(tmp_path: P
     found = {row["measure"]: row for row in ratios_of(ledger.runs)}
     ratios = {"mps_ratio_8": 3.5, "mps_ratio": 3.5, "batching_over_mps": 2.0, "raw_share": 0.96}
     ratios |= {"mps_ratio_16_plain": 3.5, "batching_over_mps_8": 2.5, "batching_over_mps_16_plain": 2.5}
+    ratios |= {"shared_over_mps_8": 3.0, "shared_over_mps_16": 3.0}
     for measure, ratio in ratios.items():
         assert {found[measure]["value"][key] for key in ("median", "low", "high")} == {ratio}, measure
     assert (found["knee_per_s"]["value"]["median"], found["knee_per_s"]["model"]) == (9000.0, "resnet50-engine-random")
@@ -310,10 +312,12 @@ def test_chart_asks_limited_and_unlimited_copies_and_one_batched_model() -> None
     assert ChartPlan("chart", (8, 16), plan.batched).names("limited", 8)[7] == "limited-25-07"
     without, under = plan.variants(has_mps=False), plan.variants(has_mps=True)
     assert [one.name for one in without] == ["batched", "unlimited-00", "unlimited-01"]
-    assert [one.name for one in under] == ["batched", "limited-12-00", "limited-12-01", "unlimited-00", "unlimited-01"]
+    limited, unlimited = ["limited-12-00", "limited-12-01"], ["unlimited-00", "unlimited-01"]
+    assert [one.name for one in under] == ["batched", "shared", *limited, *unlimited]
     assert without[0] == under[0] == Variant("batched", 2, 64, parameters=(("fuse", "0"),))
-    assert under[1].parameters == (("fuse", "0"), ("active-thread-percentage", "12"))
-    assert under[3] == without[1] == Variant("unlimited-00", in_flight=2, parameters=(("fuse", "0"),))
+    assert under[1] == Variant("shared", 4, 64, parameters=(("fuse", "0"), ("program-process", "shared")))
+    assert under[2].parameters == (("fuse", "0"), ("active-thread-percentage", "12"))
+    assert under[4] == without[1] == Variant("unlimited-00", in_flight=2, parameters=(("fuse", "0"),))
 
 
 def test_tensor_request_names_the_places_of_its_rows() -> None:

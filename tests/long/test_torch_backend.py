@@ -10,10 +10,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -27,6 +29,7 @@ NAMES = {
     "batched": ("image", "logits"),
     "pixels": ("image", "logits"),
     "two-in-flight": ("image", "logits"),
+    "shared": ("image", "logits"),
     "lookup": ("word", "vector"),
     "lookup-two": ("word", "vector"),
     "one-row": ("image", "logits"),
@@ -81,7 +84,7 @@ def test_infer_answers_what_pytorch_answers(client: grpc_client.InferenceServerC
     np.testing.assert_allclose(answer, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("model", ["batched", "two-in-flight"])
+@pytest.mark.parametrize("model", ["batched", "two-in-flight", "shared"])
 def test_requests_at_once_get_their_own_rows(client: grpc_client.InferenceServerClient, root: Path, model: str) -> None:
     """Sixty requests of one and two rows in batches that Triton forms: each gets what it gets alone, and is counted."""
     asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
@@ -115,9 +118,9 @@ def test_request_that_the_program_cannot_answer_fails_alone(
     assert ask(client, model, np.array([[1]], np.int64)).shape == (1, 4)
 
 
-def test_clients_that_leave_do_no_harm(triton: RunningTriton, root: Path) -> None:
+@pytest.mark.parametrize("model", ["two-in-flight", "shared"])
+def test_clients_that_leave_do_no_harm(triton: RunningTriton, root: Path, model: str) -> None:
     """Twenty leave over HTTP and twenty over gRPC amid the requests of others, which get their answers."""
-    model = "two-in-flight"
     asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
     row = {"name": "image", "shape": [1, 3, 32, 32], "datatype": "FP32", "data": asked[0].ravel().tolist()}
     body = json.dumps({"inputs": [row]}).encode()
@@ -135,9 +138,33 @@ def test_clients_that_leave_do_no_harm(triton: RunningTriton, root: Path) -> Non
             np.testing.assert_allclose(answer.result(60), expected[place], rtol=1e-4, atol=1e-4)
 
 
-def test_model_unloaded_amid_requests_answers_each_of_them(triton: RunningTriton, root: Path) -> None:
+def processes_of_programs(root: Path) -> list[psutil.Process]:
+    """Those of this Triton that run the program of several instances."""
+    found = [
+        one for one in psutil.process_iter(["cmdline"]) if "program_process" in " ".join(one.info["cmdline"] or ())
+    ]
+    return [one for one in found if one.environ().get("PENSTOCK_SLAB_FILE", "").startswith(str(root))]
+
+
+def test_process_of_a_shared_program_that_is_killed_is_started_again(
+    client: grpc_client.InferenceServerClient, root: Path
+) -> None:
+    """By the next request; the model's instances go on."""
+    asked, expected = (np.load(root / folder / "shared.npy") for folder in ("asked", "expected"))
+    (process,) = processes_of_programs(root)
+    process.kill()
+    until = time.monotonic() + 20.0
+    while not set(processes_of_programs(root)) - {process} and time.monotonic() < until:
+        with suppress(InferenceServerException):  # a run that is sent while the process ends is lost with it
+            ask(client, "shared", asked)
+    for _ in range(6):  # both instances
+        np.testing.assert_allclose(ask(client, "shared", asked), expected, rtol=1e-4, atol=1e-4)
+    assert len(processes_of_programs(root)) == 1
+
+
+@pytest.mark.parametrize("model", ["two-in-flight", "shared"])
+def test_model_unloaded_amid_requests_answers_each_of_them(triton: RunningTriton, root: Path, model: str) -> None:
     """Rightly, or that the model is not there; none waits on, and the model can be loaded again."""
-    model = "two-in-flight"
     asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
 
     def outcome(_: int) -> str:

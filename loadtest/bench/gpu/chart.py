@@ -16,6 +16,8 @@ from penstock.gpu.mps.planner import single_row_limit
 CALLERS = 2  # of each client
 IN_FLIGHT = 2  # images of a client
 LIMITED, UNLIMITED, BATCHED = "limited", "unlimited", "batched"  # the models' names begin with these
+SHARED = "shared"  # as batched, but its instances share one process, which runs the program
+MAX_SHARING = 32  # instances that share it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ _MODES = (
     ChartMode("mps-unlimited", has_mps=True, models=UNLIMITED),
     ChartMode("batching", has_mps=False, models=BATCHED),
     ChartMode("mps+batching", has_mps=True, models=BATCHED),
+    ChartMode("mps+shared", has_mps=True, models=SHARED),
 )
 MODES = {mode.name: mode for mode in _MODES}
 
@@ -60,7 +63,9 @@ class ChartPlan:
         """The models of one Triton, an instance a client."""
         kinds = {mode.models for mode in self.modes if mode.has_mps == has_mps}
         found = {BATCHED: replace(self.batched, parameters=self.parameters)} if BATCHED in kinds else {}
-        for kind in sorted(kinds - {BATCHED}):
+        if SHARED in kinds:
+            found[SHARED] = self.shared
+        for kind in sorted(kinds - {BATCHED, SHARED}):
             for count in self.clients:
                 limit = (("active-thread-percentage", str(self.limit(count))),) if kind == LIMITED else ()
                 parameters = (*self.parameters, *limit)
@@ -70,10 +75,17 @@ class ChartPlan:
                 }
         return list(found.values())
 
+    @property
+    def shared(self) -> Variant:
+        """The batched model with an instance for each request in flight, and one process that runs its program."""
+        parameters = (*self.parameters, ("program-process", "shared"))
+        instances = min(CALLERS * max(self.clients), MAX_SHARING)
+        return replace(self.batched, name=SHARED, instances=instances, parameters=parameters)
+
     def names(self, kind: str, clients: int) -> list[str]:
-        """The models that so many clients ask, one for each client; the batched one alone."""
-        if kind == BATCHED:
-            return [BATCHED]
+        """The models that so many clients ask, one for each client; the batched or shared one alone."""
+        if kind in (BATCHED, SHARED):
+            return [kind]
         name = f"{kind}-{self.limit(clients)}" if kind == LIMITED else kind
         return [f"{name}-{number:02d}" for number in range(clients)]
 
@@ -113,6 +125,8 @@ def measure_charts(bench: GpuBench, charts: Sequence[ChartPlan], source: Path) -
             f"{batched.instances} instances, at most {batched.max_batch_size} rows, {batched.delay_us} µs queue delay"
         )
         facts[f"{chart.part}, batched model"] = form
+        if any(mode.models == SHARED for mode in chart.modes):
+            facts[f"{chart.part}, model with one program for all instances"] = f"{chart.shared.instances} instances"
     with ExitStack() as stack:
         points = _start(bench, charts, source, face, stack)
         for number in range(1, bench.plan.rounds + 1):

@@ -13,6 +13,10 @@ from loadtest.bench.wire import BadAnswer
 Key = Mapping[str, str | int]
 RAW_AND_SERVED = "raw and served"
 CHART_ENDINGS = {"chart": "", "plain-chart": "_plain"}  # by part
+_BATCHING = (  # mode of the chart, measure, text
+    ("mps+batching", "batching_over_mps", "batching with MPS"),
+    ("mps+shared", "shared_over_mps", "batching with MPS and one process that runs the program"),
+)
 _GROUPS = {"raw": RAW_AND_SERVED, "served": RAW_AND_SERVED, "jpeg rate": "jpeg"}
 _AGREEMENTS = {
     "top1": "same top class",
@@ -204,9 +208,10 @@ def _chart_ratios(runs: Sequence[PointRun], part: str, ending: str) -> list[dict
     found: list[dict[str, Any]] = []
     for count, values in by_count.items():
         found += ratio_row(model, f"mps_ratio_{count}{ending}", values, f"MPS by no MPS at {count} clients")
-        over = _by_round(chart, ("mps+batching", count), ("mps-unlimited", count))
-        of = f"batching with MPS by MPS alone without a thread limit, {count} clients"
-        found += ratio_row(model, f"batching_over_mps_{count}{ending}", over, of)
+        for mode, measure, what in _BATCHING:
+            over = _by_round(chart, (mode, count), ("mps-unlimited", count))
+            of = f"{what} by MPS alone without a thread limit, {count} clients"
+            found += ratio_row(model, f"{measure}_{count}{ending}", over, of)
     best = max(clients, key=lambda count: _median(by_count[count]))
     found += ratio_row(model, f"mps_ratio{ending}", by_count[best], f"MPS by no MPS at its best, {best} clients")
     values = _by_round(chart, ("mps+batching", most), ("mps", most))
