@@ -172,7 +172,7 @@ async def test_full_queue_refuses_as_the_core_would() -> None:
 
 @pytest.mark.parametrize(
     ("instances", "workers", "share"),
-    [(6, 11, (1, 41)), (6, 2, (4, 56)), (1, 8, (1, 16)), (2, 1, (3, 64))],
+    [(6, 11, (2, 21)), (6, 2, (4, 56)), (1, 8, (2, 8)), (2, 1, (3, 64))],
     ids=["more workers", "fewer workers", "one instance", "one worker"],
 )
 def test_workers_share_calls_rows_and_queue(instances: int, workers: int, share: tuple[int, int]) -> None:

@@ -81,13 +81,18 @@ class PictureBatches:
         return found[1]
 
 
+MIN_CALLS = (
+    2  # of one worker in Triton: with one, a picture waits for half a call, and in the worst case for a whole one
+)
+
+
 def share_of(options: BatchOptions, *, rows: int, workers: int) -> BatchOptions:
     """One worker's share of the model's calls and queue. rows: of one engine call.
 
     All workers together have at least as many calls in Triton as the core would have, and about as many rows: a picture
     with a near deadline waits for no more of the others.
     """
-    instances = _share(options.slots, workers)
+    instances = max(MIN_CALLS, _share(options.slots, workers))
     return replace(
         options,
         owner=BatchOwner.GATEWAY,
