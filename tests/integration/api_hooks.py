@@ -3,6 +3,7 @@
 Loaded by the process that asks (SCHEMATHESIS_HOOKS); nothing here is random, so that a seed repeats a run.
 """
 
+import os
 import zlib
 from typing import Any
 
@@ -11,6 +12,7 @@ import schemathesis
 MODELS = ("identity_fp32", "identity_bytes", "slow", "people", "street", "broken")
 VERSIONS = ("1", "1", "2")
 INPUT = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2.5]}
+SLOW_CALLS_ONE_IN = int(os.environ.get("SLOW_CALLS_ONE_IN", "1"))
 ENCODINGS = {"", "identity", "gzip", "deflate"}
 
 
@@ -27,6 +29,14 @@ def map_path_parameters(_: Any, path_parameters: dict[str, Any] | None) -> dict[
         if "version" in path_parameters:
             path_parameters["version"] = VERSIONS[_dice(path_parameters["version"], len(VERSIONS))]
     return path_parameters
+
+
+@schemathesis.hook
+def filter_case(_: Any, case: Any) -> bool:
+    """One in SLOW_CALLS_ONE_IN of what may load a model or start a process, of which each takes up to half a second."""
+    is_slow = case.path.startswith("/v2/repository/models/") or case.path == "/v1/inspect"
+    about = (case.path_parameters, case.query, case.headers, case.body)
+    return not is_slow or not _dice(about, SLOW_CALLS_ONE_IN)
 
 
 @schemathesis.hook

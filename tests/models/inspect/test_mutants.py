@@ -88,11 +88,16 @@ def seen(found: Inspection, mutant: Mutant) -> bool:
 
 
 COMPARED = [name for name, mutant in MUTANTS.items() if mutant.asks in ("--color", "--scale")]
+QUICK = ("yolox of RGB", "deim of 0 to 255")  # of those, one a flag; the others in make test-long
 PHOTOS = ("astronaut", "chelsea", "coffee")
 
 
 @pytest.mark.parametrize(
-    ("name", "photos"), [*((name, ()) for name in MUTANTS), *((name, PHOTOS) for name in COMPARED)]
+    ("name", "photos"),
+    [
+        *((name, ()) for name in MUTANTS),
+        *(pytest.param(name, PHOTOS, marks=() if name in QUICK else pytest.mark.long) for name in COMPARED),
+    ],
 )
 def test_a_wrong_guess_cannot_be_missed(shared_dir: Path, tmp_path: Path, name: str, photos: tuple[str, ...]) -> None:
     """The change shows in the card, in a flag that is needed, or in the reason why nothing is served."""

@@ -60,7 +60,7 @@ def _array(torch: Any, tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"an output is a {type(tensor).__name__}, not a tensor")
     tensor = tensor.detach().cpu()
-    return np.ascontiguousarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _receive(file: IO[bytes]) -> list[Any] | None:
@@ -78,8 +78,9 @@ def _receive(file: IO[bytes]) -> list[Any] | None:
 def _send(file: IO[bytes], header: dict[str, Any], arrays: list[Any]) -> None:
     text = json.dumps(header).encode()
     file.write(struct.pack("<I", len(text)) + text)
+    file.flush()  # a reader that refuses a size ends this process before the copy
     for array in arrays:
-        file.write(array.tobytes())
+        file.write(np.ascontiguousarray(array).data)
     file.flush()
 
 
