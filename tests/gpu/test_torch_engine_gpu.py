@@ -9,6 +9,7 @@ import itertools
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -75,7 +76,7 @@ def folder(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def runner_of(torch: Any, path: Path, spec: EngineSpec, slots: int = 1) -> Any:
+def runner_of(torch: Any, path: Path, spec: EngineSpec, slots: int = 1, *, is_lent: bool = False) -> Any:
     """As the backend makes it, on the first card."""
     from penstock.engines.torch_serving.device import pinned_regions
     from penstock.engines.torch_serving.program import load_program
@@ -83,7 +84,7 @@ def runner_of(torch: Any, path: Path, spec: EngineSpec, slots: int = 1) -> Any:
 
     device = torch.device("cuda", 0)
     program = load_program(path / "model.pt2", spec, device).program
-    return GraphRunner(program, spec, device, pinned=pinned_regions(), slots=slots)
+    return GraphRunner(program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=is_lent)
 
 
 def assert_near(answer: Any, expected: Any, tolerance: float) -> None:
@@ -147,18 +148,28 @@ def test_requests_in_shared_memory_are_gathered_by_few_copies(
             assert calls == copies
 
 
+@pytest.mark.parametrize("slots", [2, 4])
 def test_batches_in_flight_keep_their_own_rows(
-    torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
+    torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path, slots: int
 ) -> None:
-    """Two slots, and each batch's copies beside the run of the one before: a hundred batches of unlike sizes."""
-    runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True), slots=2)
+    """A hundred batches of unlike sizes, some in GPU memory that is overwritten as soon as their run has begun."""
+    runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True), slots, is_lent=True)
     batches = [programs.images(1 + number % ROWS, seed=number).pin_memory() for number in range(16)]
     expected = [reference(images) for images in batches]
-    pending = runner.begin([[batches[0]]], len(batches[0]))
-    for number in range(1, 100):
-        following = runner.begin([[batches[number % 16]]], len(batches[number % 16]))
-        assert_near(pending.outputs()[0].clone(), expected[(number - 1) % 16], TOLERANCES["fp16"])
-        pending = following
+    lent = {number: batches[number % 16].cuda() for number in range(0, 100, 3)}
+    torch.cuda.synchronize()
+    in_flight: deque[tuple[int, Any]] = deque()
+    for number in range(100 + slots):
+        if len(in_flight) == slots or number >= 100:
+            begun, pending = in_flight.popleft()
+            assert_near(pending.outputs()[0].clone(), expected[begun % 16], TOLERANCES["fp16"])
+        if number >= 100:
+            continue
+        images = lent.get(number, batches[number % 16])
+        in_flight.append((number, runner.begin([[images]], len(images))))
+        if number in lent:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                images.zero_()
 
 
 @pytest.fixture(scope="module")
