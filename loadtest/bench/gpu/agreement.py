@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folders = add_models(options.models, home)
             if options.has_classifier:
                 known = stored.models.get(NAME) if stored else None
-                folders.append(random_classifier(home, scenes, pool, rows=options.rows, known=known))
+                folders.insert(0, random_classifier(home, scenes, pool, rows=options.rows, known=known))
             if options.write_reference:
                 write_reference(options.write_reference, compute_reference(folders, scenes, pool))
                 return 0
