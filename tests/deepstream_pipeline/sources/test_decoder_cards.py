@@ -2,8 +2,10 @@
 
 import sys
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -90,6 +92,22 @@ def test_measured_load_decides_and_waits_for_sources_that_it_does_not_show() -> 
     unlimited = DecoderCards(CARDS[:1], 1.0)
     unlimited.measured([DecoderReading(1.0, 0.0)])
     assert takes(unlimited, "a")
+
+
+def test_many_sources_that_start_together_fill_a_card_to_its_limit_and_no_further() -> None:
+    """Readings are means of the last seconds, so they lag: sources wait for them, and none is refused too early."""
+    cards, share, opened, waiting = DecoderCards(CARDS[:1]), 0.04, 0, [f"c{number}" for number in range(40)]
+    kept: deque[float] = deque(maxlen=5)
+    for second in range(60):
+        kept.append(min(opened * share, 1.0))
+        cards.measured([DecoderReading(fmean(kept), second)])
+        found = {name: cards.choose(name, second).verdict for name in waiting[:8]}
+        assert Verdict.REFUSE not in found.values() or opened == 24
+        for name in [name for name, verdict in found.items() if verdict is Verdict.ADMIT]:
+            waiting.remove(name)
+            cards.opened(name, share * PIXELS_PER_DECODER_S, second)
+            opened += 1
+    assert opened == 24
 
 
 def test_measured_load_of_other_programs_moves_a_source_to_the_other_card() -> None:
