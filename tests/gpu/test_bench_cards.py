@@ -1,6 +1,7 @@
 """The bench of two cards by one: what it refuses, and how it counts. It was never run on two cards."""
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -34,16 +35,26 @@ def test_bench_of_two_cards_refuses_one_in_a_sentence(
     assert [card.uuid for card in two_cards()] == ["GPU-0", "GPU-1"]
 
 
+class Up(AbstractContextManager["Up"]):
+    """A stack that is ready at once."""
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self, until_s: float) -> None: ...
+
+
 def test_ratio_is_of_each_round_and_its_median_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """One card and two in every round, in an order that changes."""
     asked: list[int] = []
 
-    def measure(plan: object, count: int) -> dict[str, float]:
+    def measure(plan: object, count: int, up: object) -> dict[str, float]:
         asked.append(count)
         return {"per_s": 100.0 if count == 1 else 188.0}
 
     monkeypatch.setitem(cards.PARTS, "served", measure)
-    (row,) = run_bench(None, ["served"], 3, lambda _: None)  # type: ignore[arg-type]  # no plan for a stand-in
+    monkeypatch.setattr(cards.CardsPlan, "stack", lambda *_: Up())
+    plan = cards.CardsPlan(Path(), Path(), (), 1.0, 1, 1, 1, 1)
+    (row,) = run_bench(plan, ["served"], 3, lambda _: None)
     assert (sorted(asked), row["two_by_one"], row["is_met"]) == ([1, 1, 1, 2, 2, 2], 1.88, False)
     rounds = [{1: {"per_s": 100.0}, 2: {"per_s": two}} for two in (190.0, 180.0, 197.0)]
     found = ratio_row("streams", rounds)

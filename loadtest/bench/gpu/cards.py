@@ -2,7 +2,8 @@
 
     python -m loadtest.bench.gpu.cards [--only served,streams] [--rounds 3] [--json cards.json] [--work DIR]
 
-Each round measures one card and both, in a random order; each starts its own stack. served: JPEGs a second that
+Each round measures one card and both, in a random order. Both stacks run all the time, since a start takes up to a
+minute; the idle one has memory of the first card, and computes nothing. served: JPEGs a second that
 closed-loop callers get over HTTP, decoded on the card; workers call Triton, which forms the batches. streams: frames a
 second that are inferred of 720p30 H.264 cameras, twice as many of them, and of video programs, on two cards; rows go
 through memory of the host, since clients cannot register a card's memory with several engines. The load generator and
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from penstock.gpu.nvml import read_cards
 GOAL = 1.9
 JPEG_MODEL, FRAME_MODEL = "resnet50-jpeg-random", "resnet50-frames-random"  # takes encoded pictures; takes rows
 LOAD_S, CLIP_S, START_S, PICTURES = 120.0, 8.0, 120.0, 64
-GPUS_VARIABLE = "PENSTOCK_GPUS"
+GPUS_VARIABLE, STACK_VARIABLE = "PENSTOCK_GPUS", "PENSTOCK_HTTP_PORT"  # the second chooses one of two stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,18 @@ class CardsPlan:
     models: tuple[str, str] = (JPEG_MODEL, FRAME_MODEL)
     decoder: str = "nvdec"
 
+    def gpus(self, count: int) -> str:
+        """The value of --gpus for this number of cards."""
+        return ",".join(card.uuid for card in self.cards[:count])
+
     def stack(self, model: str, count: int) -> PenstockUp:
-        """With this number of cards."""
-        gpus = ",".join(card.uuid for card in self.cards[:count])
+        """With this number of cards, in a home of its own with the same models."""
+        home = self.work / f"cards-{count}"
+        home.mkdir(exist_ok=True)
+        if not (home / "models").exists():
+            (home / "models").symlink_to(self.work / "models")
         flags = ("--mps", "on" if self.decoder == "nvdec" else "off", "--workers", str(self.workers))
-        return PenstockUp(self.work, [model], *flags, environment=self.environment, gpus=gpus)
+        return PenstockUp(home, [model], *flags, environment=self.environment, gpus=self.gpus(count))
 
 
 def two_cards() -> tuple[Card, ...]:
@@ -78,12 +86,11 @@ def two_cards() -> tuple[Card, ...]:
     return cards[:2]
 
 
-def measure_served(plan: CardsPlan, count: int) -> dict[str, float]:
-    """Pictures a second that this number of cards serves. Raises BadAnswer, OSError."""
+def measure_served(plan: CardsPlan, count: int, up: PenstockUp) -> dict[str, float]:
+    """Pictures a second that the stack, with this number of cards, serves. Raises BadAnswer, OSError."""
     model = plan.models[0]
     requests = [picture_request(model, picture) for picture in photos(PICTURES, seed=1)]
-    with plan.stack(model, count) as up, Generators(max(2, (os.cpu_count() or 2) // 4)) as generators:
-        up.wait(time.monotonic() + LOAD_S)
+    with Generators(max(2, (os.cpu_count() or 2) // 4)) as generators:
         callers = plan.callers * count
         lanes = [CallerLane(model, up.port, requests[number % len(requests)]) for number in range(callers)]
         with _Cores(up) as cores:
@@ -92,19 +99,20 @@ def measure_served(plan: CardsPlan, count: int) -> dict[str, float]:
     return {"per_s": good / run.seconds, "failed": float(len(run.asks) - good), **cores.used}
 
 
-def measure_streams(plan: CardsPlan, count: int) -> dict[str, float]:
+def measure_streams(plan: CardsPlan, count: int, up: PenstockUp) -> dict[str, float]:
     """Frames a second that are inferred, of plan.streams cameras for each of so many cards. Raises BadAnswer."""
-    gpus = ",".join(card.uuid for card in plan.cards[:count])
     clip = clip_path(plan.work, CAMERAS["h264-720p"])
     setup = FleetSetup(plan.models[1], clip, plan.decoder, plan.programs * count)
-    with plan.stack(plan.models[1], count) as up, _variable(GPUS_VARIABLE, gpus):
-        up.wait(time.monotonic() + LOAD_S)
-        with Fleet(setup, plan.work / f"fleet-{count}", plan.streams * count) as fleet:
-            fleet.wait(START_S * count)
-            with _Cores(up) as cores:
-                before = fleet.look()
-                time.sleep(plan.seconds)
-                after = fleet.look()
+    with (
+        _variable(GPUS_VARIABLE, plan.gpus(count)),
+        _variable(STACK_VARIABLE, str(up.port)),
+        Fleet(setup, plan.work / f"fleet-{count}", plan.streams * count) as fleet,
+    ):
+        fleet.wait(START_S * count)
+        with _Cores(up) as cores:
+            before = fleet.look()
+            time.sleep(plan.seconds)
+            after = fleet.look()
     seconds = after.at_s - before.at_s
     inferred = after.page.total("inferred_total") - before.page.total("inferred_total")
     return {"per_s": inferred / seconds, "of_wanted": inferred / seconds / (30 * plan.streams * count), **cores.used}
@@ -146,7 +154,10 @@ def _variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = former
 
 
-PARTS: dict[str, Callable[[CardsPlan, int], dict[str, float]]] = {"served": measure_served, "streams": measure_streams}
+PARTS: dict[str, Callable[[CardsPlan, int, PenstockUp], dict[str, float]]] = {
+    "served": measure_served,
+    "streams": measure_streams,
+}
 
 
 def ratio_row(part: str, rounds: Sequence[dict[int, dict[str, float]]]) -> dict[str, Any]:
@@ -169,13 +180,18 @@ def run_bench(
     rows = []
     for part in parts:
         found: list[dict[int, dict[str, float]]] = []
-        for number in range(1, rounds + 1):
-            counts = [1, 2]
-            random.Random(number).shuffle(counts)
-            found.append({})
-            for count in counts:
-                found[-1][count] = figures = PARTS[part](plan, count)
-                tell(f"{part}, round {number}, {count} card{'s' * (count > 1)}: {figures}")
+        with ExitStack() as running:
+            model = plan.models[list(PARTS).index(part)]
+            stacks = {count: running.enter_context(plan.stack(model, count)) for count in (1, 2)}
+            for up in stacks.values():
+                up.wait(time.monotonic() + LOAD_S)
+            for number in range(1, rounds + 1):
+                counts = [1, 2]
+                random.Random(number).shuffle(counts)
+                found.append({})
+                for count in counts:
+                    found[-1][count] = figures = PARTS[part](plan, count, stacks[count])
+                    tell(f"{part}, round {number}, {count} card{'s' * (count > 1)}: {figures}")
         rows.append(ratio_row(part, found))
     return rows
 
