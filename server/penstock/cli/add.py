@@ -132,7 +132,7 @@ def add(
     place = AddContext(settings, options, Console(stderr=as_json, highlight=False), shown_url)
     sources = sources_of(files, name)
     is_complete = True
-    with stoppable("the unfinished model is removed"):
+    with stoppable("the unfinished model is removed", runs_models=True):
         for source, model_name in sources:
             is_complete = add_one(place, source, model_name, gateway, as_json) and is_complete
     if not is_complete:

@@ -185,7 +185,7 @@ def optimize(
     model = _find_model(name, settings)
     gateway = gateway_of(url, api_key)
     if torch:
-        with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+        with stoppable("nothing was written", runs_models=True), _errors_as_messages(settings.home_path):
             twin = _convert(model, settings.home_path)
         _print_twin(twin, settings, gateway, as_json=as_json)
         return
@@ -193,11 +193,11 @@ def optimize(
         fail("--int8 needs pictures: --calibrate DIR")
     pictures = _pictures(calibrate)
     if accelerator is not None:
-        with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+        with stoppable("nothing was written", runs_models=True), _errors_as_messages(settings.home_path):
             found = _calibrate(model, pictures, settings.home_path, accelerator_cache)
         _print_calibration(found, settings, gateway, as_json=as_json)
     else:
-        with stoppable("nothing was written"), _errors_as_messages(settings.home_path):
+        with stoppable("nothing was written", runs_models=True), _errors_as_messages(settings.home_path):
             result_name, fill = _work(model, pictures, calibrate)
             report = _make_model_folder(result_name, fill, settings.home_path)
         _print_result(report, settings, gateway, as_json=as_json)
@@ -252,17 +252,23 @@ def _errors_as_messages(home: Path) -> Iterator[None]:
 
 def _work(model: InstalledModel, pictures: Sequence[Path], calibrate: Path) -> "tuple[str, Fill[OptimizationReport]]":
     """The INT8 model's name, and the function that fills its folder. Imports heavy modules."""
-    import onnxruntime as ort
-
-    from penstock.engines.ort_serving.session import SEVERITY_FATAL
     from penstock.models.optimize.optimize import optimize
     from penstock.models.optimize.source import read_source
     from penstock.vision.accuracy import ANNOTATIONS, read_annotations
 
-    ort.set_default_logger_severity(SEVERITY_FATAL)  # no warnings about unused initializers between the lines
+    _silence_onnxruntime()
     source = read_source(model.repository / model.name)
     truth = read_annotations(calibrate) if (calibrate / ANNOTATIONS).is_file() else {}
     return f"{model.name}-int8", lambda staged, progress: optimize(source, pictures, truth, staged, progress)
+
+
+def _silence_onnxruntime() -> None:
+    """No warnings about unused initializers between the lines."""
+    import onnxruntime as ort
+
+    from penstock.engines.ort_serving.session import SEVERITY_FATAL
+
+    ort.set_default_logger_severity(SEVERITY_FATAL)
 
 
 def _calibrate(model: InstalledModel, pictures: Sequence[Path], home: Path, cache: str) -> "Calibration":
@@ -270,6 +276,7 @@ def _calibrate(model: InstalledModel, pictures: Sequence[Path], home: Path, cach
     from penstock.models.optimize.tensorrt_int8 import calibrate
     from penstock.models.tensorrt_accelerator import CACHE_FOLDER
 
+    _silence_onnxruntime()
     source, name = read_source(model.repository / model.name), f"{model.name}-tensorrt-int8"
     cache = cache or str((repository_of(home) / name / CACHE_FOLDER).resolve())
     return _make_model_folder(

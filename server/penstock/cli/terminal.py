@@ -2,10 +2,13 @@
 
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
@@ -18,6 +21,7 @@ if TYPE_CHECKING:  # other commands need no bar
 NO_WIDTH_LIMIT = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")]
 _STOPPED = 130  # 128 + SIGINT, as shells have it
+_GRACE_S = 3.0
 _MAX_MESSAGE = 8000  # characters: a message may quote a name of a file, which has no limit
 
 
@@ -75,12 +79,56 @@ def fail(message: str, *, code: int = 2) -> NoReturn:
 
 
 @contextmanager
-def stoppable(what_is_left: str) -> Iterator[None]:
-    """Ctrl-C in the block ends the command with this sentence and the shell's code for it."""
+def stoppable(what_is_left: str, *, runs_models: bool = False) -> Iterator[None]:
+    """Ctrl-C in the block ends the command with this sentence and the shell's code for it.
+
+    runs_models: this thread runs models, whose loops may never end; then the process is ended.
+    """
+    sentence = f"stopped: {what_is_left}"
+    try:
+        with _ended_if_stuck(sentence) if runs_models else nullcontext():
+            yield
+    except KeyboardInterrupt:
+        fail(sentence, code=_STOPPED)
+
+
+@contextmanager
+def _ended_if_stuck(sentence: str) -> Iterator[None]:
+    """Ends the process if Python does not handle Ctrl-C within _GRACE_S, because a library does not return.
+
+    The block's own cleaning may take longer.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    is_handled = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        is_handled.set()
+        signal.default_int_handler(number, frame)
+
+    def watch() -> None:
+        while signals := os.read(reader, 1):
+            if signals[0] == signal.SIGINT and not is_handled.wait(_GRACE_S):
+                print_failure(sentence)
+                os._exit(_STOPPED)  # threads of the library would abort an orderly exit
+        os.close(reader)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    other = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield
-    except KeyboardInterrupt:
-        fail(f"stopped: {what_is_left}", code=_STOPPED)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(other)
+        is_handled.set()
+        os.close(writer)
+        thread.join()
 
 
 def print_failure(message: str) -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 from tritonclient.grpc import model_config_pb2
 
-from penstock.models.optimize.source import Progress, SourceModel, read_samples
+from penstock.models.optimize.source import OptimizeError, Progress, SourceModel, read_samples
 from penstock.models.optimize.tensorrt_int8 import TABLE, calibrate, measure_magnitudes
 
 
@@ -64,3 +64,20 @@ def test_range_of_a_tensor_that_is_never_positive_is_its_magnitude(tmp_path: Pat
     feeds = [{"x": np.linspace(1, 3, 4, dtype=np.float32)[None]}, {"x": np.full((1, 4), 2, np.float32)}]
     found = measure_magnitudes(tmp_path / "m.onnx", feeds, lambda: None)
     assert {name: float(one.highest) for name, one in found.items()} == pytest.approx({"x": 3, "a": 3, "y": 3}, rel=0.1)
+
+
+def test_file_that_is_not_the_whole_model_is_not_calibrated(
+    source: SourceModel, pictures: list[Path], silent: Progress, tmp_path: Path
+) -> None:
+    """The copy would lack its weights; a damaged file is ONNX Runtime's sentence. Nothing is written."""
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    content = source.path.read_bytes()
+    model = onnx.load(source.path)
+    onnx.save(model, source.path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    with pytest.raises(OptimizeError, match="has its weights in other files: export it as one file"):
+        calibrate(source, pictures, staged, name="small-trt", cache="/c", progress=silent)
+    source.path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(OptimizeError, match="cannot open"):
+        calibrate(source, pictures, staged, name="small-trt", cache="/c", progress=silent)
+    assert list(staged.iterdir()) == []

@@ -5,6 +5,7 @@ import copy
 import io
 import logging
 import tempfile
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -72,7 +73,11 @@ def measure_ranges(
     """
     method, options = _METHODS[ranges]
     options = options | {"symmetric": is_symmetric}
-    with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder, contextlib.redirect_stdout(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(action="ignore"),  # of numpy, for values that are NaN; they fail below
+    ):
         calibrator = create_calibrator(
             prepared,
             None if is_symmetric else list(QUANTIZABLE_OPS),

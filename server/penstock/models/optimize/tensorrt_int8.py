@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx.external_data_helper import uses_external_data
 from onnxruntime.quantization.calibrate import TensorData
 from onnxruntime.quantization.quant_utils import write_calibration_table
 from tritonclient.grpc import model_config_pb2
@@ -15,7 +17,15 @@ from penstock.engines.ort_serving.session import ORT_ERRORS, ort_error_text
 from penstock.models.added_folder import proto_text
 from penstock.models.optimize.quantize import Feed, Ranges, measure_ranges
 from penstock.models.optimize.report import OPTIMIZED_FROM, licence
-from penstock.models.optimize.source import OptimizeError, Progress, SourceModel, read_samples, split_pictures
+from penstock.models.optimize.source import (
+    OptimizeError,
+    Progress,
+    SourceModel,
+    engine_options,
+    open_model,
+    read_samples,
+    split_pictures,
+)
 from penstock.models.tensorrt_accelerator import CACHE_FOLDER, add_accelerator
 
 TABLE = "calibration.flatbuffers"  # the name that onnxruntime.quantization gives it
@@ -41,6 +51,7 @@ def calibrate(
 
     cache: the folder of the table and of TensorRT's engines, as Triton sees it. Raises OptimizeError, OSError.
     """
+    _check_file(source)
     progress.step("reading pictures", len(pictures))
     split = split_pictures(pictures, source, progress.advance)
     progress.step("measuring ranges", len(split.calibrating))
@@ -58,6 +69,14 @@ def calibrate(
     found = Calibration(name, source.name, len(split.calibrating), len(ranges), cache, split.unreadable)
     (staged / "MODEL.md").write_text(_page(source, found), encoding="utf-8")
     return found
+
+
+def _check_file(source: SourceModel) -> None:
+    """Raises OptimizeError if ONNX Runtime cannot open the file, or if it is not the whole model."""
+    open_model(source.path, engine_options(source))
+    graph = onnx.load(source.path, load_external_data=False).graph
+    if any(uses_external_data(tensor) for tensor in graph.initializer):
+        raise OptimizeError(f"model {source.name!r} has its weights in other files: export it as one file")
 
 
 def measure_magnitudes(file: Path, feeds: Iterable[Feed], on_picture: Callable[[], None]) -> dict[str, TensorData]:
