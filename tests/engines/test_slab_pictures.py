@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.torch_serving.parameters import TorchRequestError
 from penstock.engines.torch_serving.slab_pictures import (
     PublishedSlab,
     SlabReader,
@@ -105,3 +106,15 @@ def test_request_with_a_forged_reference_fails_alone(tmp_path: Path) -> None:
     assert readable_answered(requests, reader.picture, answer, lambda _: b"refused") == [b"ONE", b"refused", b"TWO"]
     assert readable_answered([forged], reader.picture, answer, lambda _: b"refused") == [b"refused"]
     assert batches == [[b"one", b"two"]]
+
+
+def test_request_that_the_backend_refuses_fails_alone() -> None:
+    """Such as a tensor in CUDA shared memory for a shared program: the others of its batch are answered."""
+
+    def read(request: int) -> int:
+        if request < 0:
+            raise TorchRequestError("below 0")
+        return request
+
+    answers = readable_answered([1, -2, 3], read, lambda asked: [one * 2 for one in asked], str)
+    assert answers == [2, "below 0", 6]

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -213,9 +212,14 @@ class Instance:
 
 def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:
     return {
-        place: answer if isinstance(answer, TorchRequestError) else tuple(deepcopy(rows) for rows in answer)
+        place: answer if isinstance(answer, TorchRequestError) else tuple(_copy(rows) for rows in answer)
         for place, answer in answers.items()
     }
+
+
+def _copy(rows: Any) -> Any:
+    """Of a tensor of torch or an array of numpy."""
+    return rows.clone() if hasattr(rows, "clone") else rows.copy()
 
 
 def _picture_errors(group: RunGroup, errors: Sequence[str | None]) -> dict[int, TorchRequestError]:

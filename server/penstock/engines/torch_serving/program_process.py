@@ -288,6 +288,8 @@ def _opened(job: Mapping[str, Any], listener: socket.socket) -> ProgramServer:
     spec = engine_spec(config, is_gpu=is_gpu)
     placement = device.InstanceDevice(is_gpu, job["device_id"], config)
     opened = device.open_runner(Path(job["file"]), spec, placement, slots=SLOTS)
+    if not is_gpu:
+        torch.set_num_threads(max(1, device.available_cores() - 1))  # the last one is for Triton and the instances
     outputs = _output_types(opened.runner, spec, torch)
     layout = memory_layout([(one.data_type, one.dims) for one in spec.inputs], outputs, spec.max_batch_size)
     program = ServedProgram(

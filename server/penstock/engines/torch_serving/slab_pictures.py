@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .parameters import TorchRequestError
+
 FILE_VARIABLE = "PENSTOCK_SLAB_FILE"  # by which the model process gets the file's path
 FILE_NAME = "slab-of-pictures"  # in the stack's run directory
 UNREADABLE = "the gateway's shared memory cannot be read"
@@ -109,17 +111,17 @@ def readable_answered(
     requests: Sequence[Any],
     read: Callable[[Any], Any],
     answer: Callable[[list[Any]], list[Any]],
-    refuse: Callable[[SlabUnreadable], Any],
+    refuse: Callable[[SlabUnreadable | TorchRequestError], Any],
 ) -> list[Any]:
-    """One response per request, in order. One whose pictures cannot be read is refused, and the others are answered.
+    """One response per request, in order. One that cannot be read is refused, and the others are answered.
 
-    read: may raise SlabUnreadable. answer: responses for what was read. refuse: the response for the error.
+    read: may raise SlabUnreadable, TorchRequestError. answer: responses for what was read. refuse: for an error.
     """
-    found: list[tuple[Any, SlabUnreadable | None]] = []
+    found: list[tuple[Any, SlabUnreadable | TorchRequestError | None]] = []
     for request in requests:
         try:
             found.append((read(request), None))
-        except SlabUnreadable as error:
+        except (SlabUnreadable, TorchRequestError) as error:
             found.append((None, error))
     asked = [one for one, error in found if error is None]
     responses = iter(answer(asked) if asked else [])

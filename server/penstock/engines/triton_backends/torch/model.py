@@ -124,14 +124,16 @@ class TritonPythonModel:
         if self._pipeline is not None:
             return self._put(self._pipeline, requests)
         try:
-            return readable_answered(requests, self._ask, self._answer, self._unreadable)
+            return readable_answered(requests, self._ask, self._answer, self._refused)
         except Exception as error:  # noqa: BLE001  root: Triton would send the client a traceback
             return self._failed(error, len(requests))
 
     def _answer(self, asked: list[TorchRequest]) -> list[Any]:
         return self._answered(self._instance.begin(asked, _nothing))
 
-    def _unreadable(self, error: SlabUnreadable) -> Any:
+    def _refused(self, error: SlabUnreadable | TorchRequestError) -> Any:
+        if isinstance(error, TorchRequestError):
+            return self._response(error)
         pb_utils.Logger.log_warn(f"model '{self._name}': {error}; the gateway sends pictures instead")
         return _error_response(str(error), pb_utils.TritonError.INTERNAL)
 
