@@ -44,6 +44,41 @@ def test_group_and_file_each_stay_on_one_worker_and_share_them(tmp_path: Path) -
     assert len({process for ran in processes.values() for process in ran}) == 3
 
 
+FIXTURE = """
+import pytest
+from pathlib import Path
+
+@pytest.fixture(scope="session")
+def shared():
+    with open({seen!r}, "a") as seen:
+        seen.write("began ")
+        seen.flush()
+        yield
+        seen.write("ended ")
+"""
+
+
+def test_fixture_of_the_session_ends_with_the_one_unit_that_uses_it(tmp_path: Path) -> None:
+    """It is shared by the unit's files, and has ended when the next unit begins."""
+    seen = tmp_path / "seen"
+    (tmp_path / "conftest.py").write_text(FIXTURE.format(seen=str(seen)))
+    mark = 'import pytest\npytestmark = pytest.mark.xdist_group("two")\n'
+    for name in "ab":
+        (tmp_path / f"test_{name}.py").write_text(f"{mark}def test_one(shared): pass\ndef test_two(shared): pass\n")
+    check = f"def test_it():\n    assert open({str(seen)!r}).read() == 'began ended '\n"
+    (tmp_path / "test_c.py").write_text(check)
+    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), "-p", "xdist.plugin", "-p", "tests.work_units"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        cwd=CHECKOUT,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert seen.read_text() == "began ended "
+
+
 def test_longest_units_exist_and_every_mark_is_read() -> None:
     """A unit that was renamed is not looked for in vain, and no file's group is overlooked."""
     files = [path.relative_to(CHECKOUT) for path in (CHECKOUT / "tests").rglob("test_*.py")]

@@ -5,6 +5,8 @@ write: every test went anywhere, and every worker started every stack (pytest-xd
 """
 
 import re
+from collections import defaultdict
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,34 +14,58 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Those of half a minute and more, roughly as long as they take: started first, so that none is left at the end.
+# Those of a dozen seconds and more, roughly as long as they take: started first, so that none is left at the end.
 LONGEST_FIRST = (
     "stack",
+    "console",
+    "add-model",
+    "added",
+    "tests/models/inspect/test_mutants.py",
     "video",
-    "video-own-engine",
-    "client-stack",
     "embedded",
+    "client-stack",
+    "workers",
+    "tests/integration/test_openapi.py",
+    "load-trial",
+    "video-own-engine",
     "own-rows",
     "ledgers",
-    "workers",
-    "add-model",
-    "console",
     "own_engines",
-    "tests/integration/test_openapi.py",
+    "shared_memory",
+    "model_faults",
     "tests/integration/test_stop.py",
     "tests/integration/test_deaths.py",
     "prometheus",
     "tests/integration/test_rolling_restart.py",
     "gateway_is_triton",
+    "tests/models/inspect/test_torch_files.py",
+    "tests/models/inspect/test_hostile_files.py",
+    "docs",
+    "tests/cli/test_add_process.py",
+    "tests/integration/test_video_beside.py",
+    "tests/test_architecture.py",
+    "tests/models/optimize/test_added.py",
+    "contract",
+    "wire",
+    "tests/models/inspect/test_inspection.py",
+    "tests/deepstream_pipeline/decode/test_decoder.py",
+    "chart",
     "tests/loadtest/test_locustfile.py",
-    "shared_memory",
+    "tests/cli/test_completion.py",
     "tests/integration/test_start.py",
     "tests/packaging/test_wheel.py",
-    "wire",
-    "access",
     "streams",
+    "access",
     "wire-stacks",
+    "tests/integration/test_clock_and_cpu.py",
+    "tests/deepstream_pipeline/sources/test_decode_hosts.py",
+    "tests/models/inspect/test_anchor_rows.py",
+    "tests/models/inspect/test_real_files.py",
     "tests/deepstream_pipeline/sinks/test_broker_faults.py",
+    "tracing",
+    "engine_faults",
+    "relayed-pictures",
+    "tests/integration/test_plain_loads.py",
 )
 
 
@@ -67,3 +93,37 @@ class WorkUnits(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WorkUnits:
     """What hands the tests out, as xdist asks for it."""
     return WorkUnits(config, log)
+
+
+class UnitFixtures:
+    """Ends a session's fixtures with the last test of the one unit that uses them. Nothing breaks if tests are mixed:
+    the next test that needs such a fixture makes it again."""
+
+    def __init__(self, session: pytest.Session) -> None:
+        self._rootdir = session.config.rootpath
+        units = defaultdict[Any, set[str]](set)
+        for item in session.items:
+            for found in getattr(item, "_fixtureinfo").name2fixturedefs.values():  # noqa: B009 - private to pytest
+                if found[-1].scope == "session":
+                    units[found[-1]].add(self._unit_of(item))
+        self._of_unit = defaultdict[str, list[Any]](list)
+        for fixture, users in units.items():
+            if len(users) == 1:
+                self._of_unit[users.pop()].append(fixture)
+
+    def _unit_of(self, item: pytest.Item) -> str:
+        return unit_of(self._rootdir, item.nodeid.split("::", 1)[0])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+        """After the test's own teardown."""
+        yield
+        unit = self._unit_of(item)
+        if nextitem is not None and self._unit_of(nextitem) != unit:
+            for fixture in self._of_unit[unit]:
+                fixture.finish(getattr(item, "_request"))  # noqa: B009 - private to pytest
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The tests of the units are known."""
+    session.config.pluginmanager.register(UnitFixtures(session))

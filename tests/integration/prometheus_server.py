@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from penstock.engines.triton.endpoints import pick_free_ports
+from tests.support.waiting import wait_for
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "monitoring" / "rules"
 READY_TIMEOUT_S = 30.0
@@ -41,12 +42,14 @@ class Prometheus:
 
     def wait_for(self, expression: str, timeout_s: float = 20.0) -> list[dict[str, Any]]:
         """Its first answer that is not empty."""
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            if found := self.query(expression):
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"no answer to {expression!r} within {timeout_s} s")
+        found: list[dict[str, Any]] = []
+
+        def has_answer() -> bool:
+            found[:] = self.query(expression)
+            return bool(found)
+
+        wait_for(has_answer, timeout_s, f"an answer to {expression!r}")
+        return found
 
 
 def scrape(job: str, target: str, path: str = "/metrics", **labels: str) -> dict[str, Any]:

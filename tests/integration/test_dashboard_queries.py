@@ -42,6 +42,7 @@ def video_page() -> bytes:
         metrics.decode_s(source, 0.004, 25)
         metrics.prepare_s(source, 0.002, 25)
         metrics.glass_to_event(source, 0.05)
+    metrics.cards({"GPU 0": 0.75}, 1)
     metrics.mux_wait(0.01)
     metrics.batch(2, CloseReason.FULL)
     metrics.infer("street", 0.02)

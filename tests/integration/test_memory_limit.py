@@ -66,7 +66,7 @@ def test_calls_that_need_too_much_memory_get_503_and_other_models_answer(stack: 
     right, refused, wrong = list[Answer](), list[Answer](), list[Answer]()
 
     def look_up_until_over() -> None:
-        while not is_over.is_set():
+        while not is_over.wait(0.005):
             answer = look_up(stack, 3)
             if answer.status == 200 and answer.json["outputs"][0]["data"] == [30.0]:
                 right.append(answer)
