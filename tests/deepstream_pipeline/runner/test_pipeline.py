@@ -26,6 +26,7 @@ from penstock_video.runner.pipeline import Pipeline, PipelineOptions, PipelinePa
 from penstock_video.runner.recorder import SmartRecorder
 from penstock_video.runner.sink_worker import SinkWorker, SinkWorkerOptions
 from penstock_video.sinks.recordings import RecordOptions
+from penstock_video.sources.decoder_cards import CardSnapshot
 from penstock_video.sources.lifecycle import TAKEN_OUT
 from penstock_video.sources.options import ProcessSnapshot, SourceListener, SourceNeeds, SourceSnapshot, SourcesOptions
 from penstock_video.sources.protocol import Beat, Cut, Recorded
@@ -70,6 +71,10 @@ class FakeSources:
     def processes(self) -> tuple[ProcessSnapshot, ...]:
         """None: nothing is decoded here."""
         return ()
+
+    def cards(self) -> tuple[tuple[CardSnapshot, ...], int]:
+        """None, and none refused a source."""
+        return (), 0
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
         return tuple(one for one in self.shown.values() if one.source_id in self.configs)
