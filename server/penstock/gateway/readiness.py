@@ -67,7 +67,7 @@ def as_served(
     """
     codec, known = codec_of(call), models.get(model_name)
     if not answer.succeeded:
-        return answer
+        return codec.without_traceback(answer) if verb is Verb.LOAD else answer
     if verb is Verb.INDEX and any(each.is_withheld for each in models.values()):
         is_ready_only = codec.wants_ready_only(call)
         return codec.with_index(answer, lambda rows: list(_served_rows(rows, models, is_ready_only=is_ready_only)))

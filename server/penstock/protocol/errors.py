@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 
 class InferenceError(Exception):
@@ -253,6 +254,14 @@ def retry_after_whole_s(known_s: float) -> int:
 
 MAX_REASON_LENGTH = 500
 _TRACEBACK_MARK = "\n\nAt:\n"
+
+
+_TRACEBACK = re.compile(r"\n\nAt:\n(?: .*(?:\n|$))*")
+
+
+def without_traceback(text: str) -> str:
+    """An engine's text without the Python tracebacks of its backends, which have paths."""
+    return _TRACEBACK.sub("", text)
 
 
 def reason_line(text: str) -> str:

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from tritonclient.grpc import service_pb2
 
+from penstock.protocol import errors
 from penstock.protocol.call import GrpcAnswer, GrpcCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import UNMERGED, ModelState
@@ -316,3 +317,8 @@ def with_unmerged(answer: GrpcAnswer, reason: str) -> GrpcAnswer:
     response = service_pb2.ModelConfigResponse.FromString(answer.message)
     response.config.parameters[UNMERGED].string_value = reason
     return replace(answer, message=serialised(response))
+
+
+def without_traceback(answer: GrpcAnswer) -> GrpcAnswer:
+    """An error without the traceback of a Python backend."""
+    return replace(answer, details=errors.without_traceback(answer.details))

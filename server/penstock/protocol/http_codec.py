@@ -8,6 +8,7 @@ from types import NoneType
 
 import msgspec
 
+from penstock.protocol import errors
 from penstock.protocol.call import HttpAnswer, HttpCall, InferHead, RegionUse
 from penstock.protocol.decoded_request import DecodedRequest
 from penstock.protocol.engine import UNMERGED, ModelState
@@ -377,3 +378,17 @@ def with_unmerged(answer: HttpAnswer, reason: str) -> HttpAnswer:
     config = msgspec.json.decode(answer.body)
     config.setdefault("parameters", {})[UNMERGED] = {"string_value": reason}
     return replace(answer, body=msgspec.json.encode(config))
+
+
+def without_traceback(answer: HttpAnswer) -> HttpAnswer:
+    """An error without the traceback of a Python backend; other bodies unchanged."""
+    try:
+        text = msgspec.json.decode(answer.body, type=_ErrorText).error
+    except (msgspec.DecodeError, ValueError):
+        return answer
+    shorter = errors.without_traceback(text)
+    return answer if shorter == text else replace(answer, body=msgspec.json.encode({"error": shorter}))
+
+
+class _ErrorText(msgspec.Struct):
+    error: str
