@@ -123,6 +123,20 @@ async def test_copy_that_cannot_be_loaded_is_not_tried_again(bench: Bench) -> No
     assert len(bench.spread) == 1
 
 
+async def test_model_that_is_unloaded_while_it_is_copied_stays_so(bench: Bench) -> None:
+    """Its copy is unloaded, too."""
+    second = bench.engines["GPU 1"]
+    load = second.load
+
+    async def slow_load(name: str) -> None:
+        await bench.replicas.unload("hot")
+        await load(name)
+
+    second.load = slow_load  # type: ignore[method-assign]
+    await bench.look(hot=20)
+    assert not any("hot" in loaded for loaded in bench.loaded())
+
+
 async def test_models_of_a_lost_card_are_loaded_by_another_engine(bench: Bench) -> None:
     """Those on the CPU too, since their engine is stopped. What finds no room waits for its card."""
     bench.replicas.set_lost({"GPU 0": "GPU 0 fell off the bus"})

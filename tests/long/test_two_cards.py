@@ -81,6 +81,8 @@ def test_end_of_one_cards_engine_costs_no_request(stack: RunningStack) -> None:
     assert set(tritons) == {"GPU-0", "GPU-1"}
     until(lambda: len(slabs(stack)) == 2)
     (slab,) = set(slabs(stack))
+    (file,) = {triton.environ()["PENSTOCK_SLAB_FILE"] for triton in tritons.values()}  # by which models find pictures
+    assert Path(file).read_text()
     with clients(stack, {"identity": X}) as outcomes:
         until(lambda: outcomes[200] > 100)
         tritons["GPU-1"].kill()

@@ -4,6 +4,7 @@ and one that is removed is unloaded when all workers know it. Triton then ends t
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tritonclient.grpc import service_pb2
@@ -127,6 +128,10 @@ class CardCopies:
         except InferenceError as error:
             self._refused.add((step.model, step.card))
             log.warning("a copy of a model cannot be loaded", model=step.model, card=label, reason=str(error))
+            return
+        if step.model not in self._replicas.wanted:  # a client unloaded it meanwhile
+            with suppress(InferenceError):
+                await self._engines[label].unload(step.model)
             return
         await self._set_home(step.model, [*self._homes_of(step.model), label])
         self._tell(step.model, step.reason)
