@@ -313,11 +313,12 @@ def test_chart_asks_limited_and_unlimited_copies_and_one_batched_model() -> None
     without, under = plan.variants(has_mps=False), plan.variants(has_mps=True)
     assert [one.name for one in without] == ["batched", "unlimited-00", "unlimited-01"]
     limited, unlimited = ["limited-12-00", "limited-12-01"], ["unlimited-00", "unlimited-01"]
-    assert [one.name for one in under] == ["batched", "shared", *limited, *unlimited]
+    assert [one.name for one in under] == ["batched", "shared-01", "shared-02", *limited, *unlimited]
     assert without[0] == under[0] == Variant("batched", 2, 64, parameters=(("fuse", "0"),))
-    assert under[1] == Variant("shared", 4, 64, parameters=(("fuse", "0"), ("program-process", "shared")))
-    assert under[2].parameters == (("fuse", "0"), ("active-thread-percentage", "12"))
-    assert under[4] == without[1] == Variant("unlimited-00", in_flight=2, parameters=(("fuse", "0"),))
+    assert under[2] == Variant("shared-02", 4, 64, parameters=(("fuse", "0"), ("program-process", "shared")))
+    assert plan.names("shared", 2) == ["shared-02"]
+    assert under[3].parameters == (("fuse", "0"), ("active-thread-percentage", "12"))
+    assert under[5] == without[1] == Variant("unlimited-00", in_flight=2, parameters=(("fuse", "0"),))
 
 
 def test_tensor_request_names_the_places_of_its_rows() -> None:

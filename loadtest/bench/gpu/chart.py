@@ -64,7 +64,7 @@ class ChartPlan:
         kinds = {mode.models for mode in self.modes if mode.has_mps == has_mps}
         found = {BATCHED: replace(self.batched, parameters=self.parameters)} if BATCHED in kinds else {}
         if SHARED in kinds:
-            found[SHARED] = self.shared
+            found |= {variant.name: variant for variant in map(self.shared, self.clients)}
         for kind in sorted(kinds - {BATCHED, SHARED}):
             for count in self.clients:
                 limit = (("active-thread-percentage", str(self.limit(count))),) if kind == LIMITED else ()
@@ -75,17 +75,16 @@ class ChartPlan:
                 }
         return list(found.values())
 
-    @property
-    def shared(self) -> Variant:
+    def shared(self, clients: int) -> Variant:
         """The batched model with an instance for each request in flight, and one process that runs its program."""
         parameters = (*self.parameters, ("program-process", "shared"))
-        instances = min(CALLERS * max(self.clients), MAX_SHARING)
-        return replace(self.batched, name=SHARED, instances=instances, parameters=parameters)
+        instances = min(CALLERS * clients, MAX_SHARING)
+        return replace(self.batched, name=f"{SHARED}-{clients:02d}", instances=instances, parameters=parameters)
 
     def names(self, kind: str, clients: int) -> list[str]:
         """The models that so many clients ask, one for each client; the batched or shared one alone."""
         if kind in (BATCHED, SHARED):
-            return [kind]
+            return [kind if kind == BATCHED else self.shared(clients).name]
         name = f"{kind}-{self.limit(clients)}" if kind == LIMITED else kind
         return [f"{name}-{number:02d}" for number in range(clients)]
 
@@ -126,7 +125,8 @@ def measure_charts(bench: GpuBench, charts: Sequence[ChartPlan], source: Path) -
         )
         facts[f"{chart.part}, batched model"] = form
         if any(mode.models == SHARED for mode in chart.modes):
-            facts[f"{chart.part}, model with one program for all instances"] = f"{chart.shared.instances} instances"
+            counts = ", ".join(f"{chart.shared(count).instances} for {count}" for count in chart.clients)
+            facts[f"{chart.part}, instances that share one process, by clients"] = counts
     with ExitStack() as stack:
         points = _start(bench, charts, source, face, stack)
         for number in range(1, bench.plan.rounds + 1):
