@@ -95,6 +95,7 @@ class FakeTriton:
         self.stream_time_s: float | None = None  # until the deadline that the stream came with
         self.max_rows: int | None = None  # gRPC: more of them are too much for its memory
         self.rows: list[int] = []  # of each ModelInfer, in order
+        self.contents: list[bytes] = []  # of its first input, in the same order
         self.http_port = 0
         self.grpc_port = grpc_port
 
@@ -164,6 +165,7 @@ class FakeTriton:
                 raise
         rows = request.inputs[0].shape[0]
         self.rows.append(rows)
+        self.contents += request.raw_input_contents[:1]
         is_too_much = self.max_rows is not None and rows > self.max_rows
         mode = Mode.OUT_OF_MEMORY if is_too_much else self.mode
         if mode in GRPC_STATUS:

@@ -27,7 +27,7 @@ from tests.integration.living import (
 from tests.support.http import call, post_json
 from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
-from tests.support.waiting import wait_for
+from tests.support.waiting import SLACK, wait_for
 
 SICK = '''"""Answers until a file appears; then every inference fails, as after a sticky CUDA error."""
 import http.client
@@ -102,9 +102,9 @@ def test_triton_killed_is_503_within_a_second_and_back_by_itself(stack: RunningS
     killed = time.monotonic()
     triton_of(stack).kill()
     for thread in threads:
-        thread.join(2)
+        thread.join(20)
     assert results == [503] * 6
-    assert time.monotonic() - killed < 1.0
+    assert time.monotonic() - killed < 1.0 * SLACK
     body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
     answer = post_json(f"{stack.http_url}/v2/models/identity/infer", body)
     assert answer.status == 503

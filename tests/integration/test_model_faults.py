@@ -153,8 +153,8 @@ def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes
         wait_for(lambda: status(stack, "models/actor/ready") == 503, 60, "the model that hangs is not ready")
         wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves again")
         wait_for(lambda: status(stack, "models/actor/ready") == 200, 10, "the model is ready again")
-    assert stack.logged("model is unavailable")
-    assert stack.logged("model is available again")
+    stack.wait_for_log("model is unavailable")
+    stack.wait_for_log("model is available again")
 
 
 def test_call_without_an_early_deadline_to_a_model_that_hangs_is_503(stack: RunningStack) -> None:

@@ -81,7 +81,7 @@ def test_home_that_cannot_be_written_still_serves_shipped_models(tmp_path: Path,
     stack = start_stack(home, *words)
     try:
         assert is_serving(stack)
-        assert stack.logged("no folder for pulled models")
+        stack.wait_for_log("no folder for pulled models")
         assert "serving identity\n" in stack.output
         (said,) = [line for line in stack.output if line.startswith("cannot serve")]
         assert said.startswith("cannot serve broken: ")

@@ -235,7 +235,7 @@ def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: Run
     assert metric(workers, series) >= counted + 3
     assert metric(workers, "penstock_front_restarts_total") == restarts + 1, workers.log[-12:]
     wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
-    assert workers.logged("worker 1 died; starting it again")
+    workers.wait_for_log("worker 1 died; starting it again")
 
 
 def test_front_that_hangs_is_replaced_and_its_neighbour_serves_meanwhile(workers: RunningStack) -> None:
