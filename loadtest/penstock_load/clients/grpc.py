@@ -31,9 +31,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection a channel
     ("grpc.enable_retries", 0),  # an error is an error
     ("grpc.enable_http_proxy", 0),
-    # A server that comes back is asked again within a second, not within two minutes.
+    # A server that comes back is asked again within a second, not within two minutes. The minimum is the time that a
+    # connection may take: with 100 ms a busy gateway was "unavailable".
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 # A server that knows our deadline answers at it, too, and its answer may come a moment before our own timeout.
