@@ -172,15 +172,15 @@ async def test_full_queue_refuses_as_the_core_would() -> None:
 
 @pytest.mark.parametrize(
     ("instances", "workers", "share"),
-    [(6, 11, (2, 21)), (6, 2, (4, 56)), (1, 8, (2, 8)), (2, 1, (3, 64))],
-    ids=["more workers", "fewer workers", "one instance", "one worker"],
+    [(6, 11, (2, 21)), (6, 2, (3, 64)), (1, 8, (2, 8)), (2, 2, (1, 64)), (6, 4, (2, 56))],
+    ids=["more workers", "fewer workers", "one instance", "as many", "half an instance more"],
 )
 def test_workers_share_calls_rows_and_queue(instances: int, workers: int, share: tuple[int, int]) -> None:
     """Together they keep every instance busy, and have few more rows in Triton than the core would."""
     options = BatchOptions(BatchOwner.TRITON, max_batch_size=64, instances=instances, max_queue_bytes=1 << 20)
     own = share_of(options, rows=64, workers=workers)
     assert (own.instances, own.max_batch_size) == share
-    assert own.instances * workers >= options.slots
+    assert own.instances * workers >= instances
     assert own.max_queue_bytes * workers >= 1 << 20
     assert own.owner is BatchOwner.GATEWAY
 

@@ -81,18 +81,19 @@ class PictureBatches:
         return found[1]
 
 
-MIN_CALLS = (
-    2  # of one worker in Triton: with one, a picture waits for half a call, and in the worst case for a whole one
-)
+CALLS_OF_MANY_WORKERS = 2  # with one, a picture that just misses a call waits for a whole one
 
 
 def share_of(options: BatchOptions, *, rows: int, workers: int) -> BatchOptions:
     """One worker's share of the model's calls and queue. rows: of one engine call.
 
-    All workers together have at least as many calls in Triton as the core would have, and about as many rows: a picture
-    with a near deadline waits for no more of the others.
+    All workers together have about as many rows in Triton as the core would have: a picture with a near deadline waits
+    for no more of the others. Up to one worker an instance, there is about one call for each instance: calls that wait
+    in Triton last longer, so that fewer pictures fit into one before their deadlines. With more workers, Triton joins
+    the calls that wait.
     """
-    instances = max(MIN_CALLS, _share(options.slots, workers))
+    few = max(1, round(options.instances / workers))
+    instances = few if workers <= options.instances else CALLS_OF_MANY_WORKERS
     return replace(
         options,
         owner=BatchOwner.GATEWAY,
