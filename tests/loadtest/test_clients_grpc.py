@@ -50,27 +50,6 @@ async def test_good_answers_are_ok(server: V2Server, ask: RequestSpec) -> None:
     assert min(answer.received_bytes for answer in answers) > 4
 
 
-async def test_server_that_is_slow_to_connect_is_asked(server: V2Server) -> None:
-    """A busy gateway begins HTTP/2 a second after the connection is there."""
-    host, _, port = server.grpc_address.rpartition(":")
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-        writer.close()
-
-    async def serve_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1.0)  # what a busy server does
-        behind = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(pass_on(reader, behind[1]), pass_on(behind[0], writer))
-
-    async with await asyncio.start_server(serve_late, "127.0.0.1", 0) as busy:
-        address = f"127.0.0.1:{busy.sockets[0].getsockname()[1]}"
-        client = await client_of(GRPC, Endpoint(http_url="", grpc_address=address))
-        assert (await client.send(0)).status is Status.OK
-        await client.aclose()
-
-
 async def test_request_has_the_inputs_of_the_metadata(server: V2Server) -> None:
     """Batch and sizes stand in the shape, contents are raw, and the endpoint's headers are metadata."""
     seen: list[tuple[pb.ModelInferRequest, dict[str, str | bytes]]] = []
