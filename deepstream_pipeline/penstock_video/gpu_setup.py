@@ -75,7 +75,7 @@ class GpuSetup:
 def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: CardEngines = NO_CARDS) -> GpuSetup:
     """Opens the GPU if one of the wishes, of all possible sources, may use it. engines: of the stack, for their MPS."""
     if all(wish is DecoderKind.CPU for wish in wishes):
-        return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no card was opened")
+        return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no GPU was opened")
     absence = _what_is_missing()
     if absence:
         return GpuSetup(None, absence)
@@ -86,7 +86,7 @@ def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: Card
         return GpuSetup(None, error.message)
     except GpusRefused as error:
         return GpuSetup(None, f"--gpus: {error}")
-    log.info("the card decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
+    log.info("the GPU decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
     if len(cards) == 1:
         cards = (replace(cards[0], engines=_engines_of(device)),)
     meter = DecoderMeter([one.card.uuid for one in cards]) if cards else None
@@ -150,4 +150,4 @@ class _Ring(CudaRing):
         try:
             super().close()
         except GpuFailed as error:
-            log.debug("memory of the card was not given back", reason=error.message)
+            log.debug("memory of the GPU was not given back", reason=error.message)

@@ -5,8 +5,8 @@
 #
 #   CUDA_MPS_PIPE_DIRECTORY             where clients find it [/run/penstock/mps]; they need the same variable
 #   CUDA_MPS_LOG_DIRECTORY              for drivers that write files; 580 tells all on standard output [logs in that directory]
-#   CUDA_MPS_ACTIVE_THREAD_PERCENTAGE   of a card's threads for a client, 1 to 100; empty or 0: no limit. From Volta on
-#   CUDA_MPS_PINNED_DEVICE_MEM_LIMIT    of a card's memory for a client: 4G, or by card 0=4G,1=2G; empty: no limit. From Volta on
+#   CUDA_MPS_ACTIVE_THREAD_PERCENTAGE   percent of a GPU's threads for each client, 1 to 100; empty or 0: no limit. From Volta on
+#   CUDA_MPS_PINNED_DEVICE_MEM_LIMIT    memory for each client: 4G, or 0=4G,1=2G for each GPU number; empty: no limit. From Volta on
 #   MPS_QUIT_SECONDS                    that clients get to end before they are cut off [10]
 set -eu
 
@@ -46,7 +46,7 @@ require_limits() {
         fail "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is '$threads'; it takes a whole number from 1 to 100, or 0 for no limit"
     for limit in $(echo "$memory" | tr , ' '); do
         echo "$limit" | grep -Eq '^([0-9]+=)?[1-9][0-9]*[MG]?$' ||
-            fail "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has '$limit'; it takes 4G or 4096M, or by card 0=4G,1=2G"
+            fail "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has '$limit'; use 4G or 4096M, or 0=4G,1=2G for each GPU number"
     done
 }
 

@@ -203,9 +203,9 @@ METRICS = (
         MetricKind.READ_GAUGE,
         "1 while an MPS daemon listens in CUDA_MPS_PIPE_DIRECTORY, as seen in the last 30 s; only where that is set.",
     ),
-    MetricSpec("gpu_info", MetricKind.READ_GAUGE, "1, with the card's UUID.", ("gpu", "uuid")),
+    MetricSpec("gpu_info", MetricKind.READ_GAUGE, "1, with the GPU's UUID.", ("gpu", "uuid")),
     MetricSpec(
-        "gpu_up", MetricKind.READ_GAUGE, "1 for a card that answers, 0 for one that is lost or must be reset.", ("gpu",)
+        "gpu_up", MetricKind.READ_GAUGE, "1 for a GPU that answers, 0 for one that is lost or must be reset.", ("gpu",)
     ),
     MetricSpec(
         "gpu_sm_activity",
@@ -220,25 +220,25 @@ METRICS = (
     MetricSpec(
         "gpu_memory_bandwidth_activity",
         MetricKind.READ_GAUGE,
-        "Of what the card's memory can carry, the part that it carries.",
+        "Of what the GPU's memory can carry, the part that it carries.",
         ("gpu", "source"),
     ),
     MetricSpec(
-        "gpu_nvdec_activity", MetricKind.READ_GAUGE, "Use of the card's video decoders, their mean.", ("gpu", "source")
+        "gpu_nvdec_activity", MetricKind.READ_GAUGE, "Use of the GPU's video decoders, their mean.", ("gpu", "source")
     ),
     MetricSpec(
-        "gpu_nvjpg_activity", MetricKind.READ_GAUGE, "Use of the card's JPEG decoders, their mean.", ("gpu", "source")
+        "gpu_nvjpg_activity", MetricKind.READ_GAUGE, "Use of the GPU's JPEG decoders, their mean.", ("gpu", "source")
     ),
     MetricSpec(
         "gpu_kernel_running_share",
         MetricKind.READ_GAUGE,
-        "nvidia-smi's util: share of time in which any kernel ran, however little of the card it used.",
+        "nvidia-smi's util: share of time in which any kernel ran, however little of the GPU it used.",
         ("gpu",),
     ),
     MetricSpec(
         "gpu_process_memory_bytes",
         MetricKind.READ_GAUGE,
-        "Memory of the card that a process holds; processes go by Triton's instance or by program.",
+        "Memory of the GPU that a process holds; processes go by Triton's instance or by program.",
         ("gpu", "process"),
     ),
     MetricSpec(

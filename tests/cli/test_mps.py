@@ -55,7 +55,7 @@ def test_started_daemon_is_shown_with_its_clients_and_stop_ends_it(ask: Ask, pla
     (pipes / PLAN_FILE).write_text("net: 1 process, all threads: no limit is set\n")
     shown = ask("status")
     assert (shown.exit_code, shown.stdout.splitlines()[0]) == (
-        0, f"{pipes}: up, 1 clients, at most 48 a card, 50 % of the threads for a client by default",
+        0, f"{pipes}: up, 1 clients, at most 48 a GPU, 50 % of the threads for a client by default",
     )  # fmt: skip
     assert shown.stdout.splitlines()[1] == "  model net: 1 process, all threads: no limit is set"
     daemon = json.loads(ask("status", "--json").stdout)["daemons"][0]
@@ -81,7 +81,7 @@ def test_without_a_gpu_each_command_says_so_in_one_line(ask: Ask, monkeypatch: p
 def test_wrong_limit_is_refused_before_anything_starts(ask: Ask, place: Path) -> None:
     """With what it takes."""
     answer = ask("start", "--pinned-memory", "lots")
-    assert (answer.exit_code, "--pinned-memory has 'lots'; it takes 4G" in answer.stderr) == (2, True)
+    assert (answer.exit_code, "--pinned-memory has 'lots'; use 4G" in answer.stderr) == (2, True)
     assert not (place / "runs").exists()
 
 

@@ -152,7 +152,7 @@ def test_limits_by_card_are_passed_unchanged(place: Place, start: Start) -> None
 REFUSED = [
     ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "120"}, "is '120'; it takes a whole number from 1 to 100"),
     ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "half"}, "is 'half'"),
-    ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "four"}, "has 'four'; it takes 4G"),
+    ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "four"}, "has 'four'; use 4G"),
     ({"MPS_QUIT_SECONDS": "soon"}, "MPS_QUIT_SECONDS is 'soon'"),
     ({"CUDA_MPS_PIPE_DIRECTORY": "/proc/none"}, "may not write to /proc/none"),
     ({"CUDA_MPS_LOG_DIRECTORY": "/proc/none"}, "CUDA_MPS_LOG_DIRECTORY"),

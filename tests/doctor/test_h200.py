@@ -61,5 +61,5 @@ def test_h200_gets_a_maintained_image_and_one_note(findings: list[Finding]) -> N
     assert [one.id for one in findings if one.status is not Severity.OK] == ["mps.service"]
     assert "26.07-py3 or later" in pick(findings, "image.tag").found
     assert "by CUDA's minor version compatibility" in pick(findings, "image.driver").found
-    assert pick(findings, "mps.clients").found == "48 client contexts a card"
+    assert pick(findings, "mps.clients").found == "48 client contexts a GPU"
     assert pick(findings, "cpu.int8").found == "AMX, AVX512-VNNI, AVX-VNNI, AVX-512, AVX2: INT8 pays"

@@ -77,7 +77,7 @@ def test_limited_program_that_answers_otherwise_than_the_cpu_is_refused(
     limited: Any, saved: Path, wrong: Any, how: str, rows: int
 ) -> None:
     """Of one batch size alone, too; the sentence says how many SMs and what to do."""
-    sentence = rf"with 22 of the card's 132 SMs.* {rows} row\(s\) {how} .*--mps-active-thread-percentage"
+    sentence = rf"with 22 of the GPU's 132 SMs.* {rows} row\(s\) {how} .*--mps-active-thread-percentage"
     with pytest.raises(TorchLoadError, match=sentence):
         limited(saved, config(), wrong, rows)
     unchecked = config(parameters={"check-answers": "0"})

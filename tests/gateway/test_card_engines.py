@@ -89,8 +89,8 @@ def test_one_card_and_none_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ({"gpus": "5"}, TRITON, "--gpus: gpus has '5'"),
         ({"gpus": "0", "engine": "http://h:1"}, None, "--engine is a URL"),
-        ({"gpus": "0,1", "engine": "embedded"}, None, "the embedded engine uses one card"),
-        ({"engine_http_port": 65533}, TRITON, "the last of 2 cards would listen on port 65536"),
+        ({"gpus": "0,1", "engine": "embedded"}, None, "the embedded engine uses one GPU"),
+        ({"engine_http_port": 65533}, TRITON, "the last of 2 GPUs would listen on port 65536"),
     ],
 )
 def test_cards_that_the_engine_cannot_use_are_refused_with_the_fix(
@@ -136,7 +136,7 @@ def test_each_card_has_an_mps_daemon_for_its_clients_alone(tmp_path: Path) -> No
     assert [(row.model, row.count) for row in first.wanted] == [("a", 30), ("c", 15)]
     assert (first.request.pinned_memory, second.request.pinned_memory) == ("4G", "2G")
     assert first.request.directory != second.request.directory
-    with pytest.raises(MpsUnavailable, match="MPS clients on card 1"):
+    with pytest.raises(MpsUnavailable, match="MPS clients on GPU 1"):
         plan_card_mps(request, wanted, machine(tmp_path), cards, {})
 
 

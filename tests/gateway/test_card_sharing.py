@@ -181,7 +181,7 @@ def test_limits_of_clients_without_mps_are_refused(limit: dict[str, object]) -> 
         ({"mps": "on", "engine": "embedded"}, "leave it out, or use --engine triton"),
         ({"mps": "on", "engine": "http://h:1"}, "CUDA_MPS_PIPE_DIRECTORY"),
         ({"mps": "perhaps"}, "'off', 'on' or 'auto'"),
-        ({"mps_pinned_memory": "much"}, "has 'much'; it takes 4G"),
+        ({"mps_pinned_memory": "much"}, "has 'much'; use 4G"),
         ({"mps_active_thread_percentage": 101}, "it takes a percentage up to 100"),
     ],
 )

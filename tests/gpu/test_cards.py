@@ -42,7 +42,7 @@ def test_cards_are_chosen_by_number_and_uuid_among_the_visible_ones(
         ("3", None, r"has '3', and this machine has the GPUs 0 \(GPU-a0\), 1 \(GPU-b1\), 2 \(GPU-b2\)"),
         ("GPU-b", None, "has 'GPU-b', and this machine has"),
         ("1", "0", "which CUDA_VISIBLE_DEVICES=0 hides"),
-        ("0,GPU-a", None, "has a card twice"),
+        ("0,GPU-a", None, "has a GPU twice"),
     ],
 )
 def test_cards_that_cannot_be_had_are_refused_in_a_sentence(gpus: str, visible: str | None, reason: str) -> None:
@@ -76,7 +76,7 @@ def test_setting_that_names_no_cards_is_refused(text: str) -> None:
 
 def test_setting_that_names_thousands_of_cards_is_refused() -> None:
     """The message has the limit, not the text."""
-    with pytest.raises(ValueError, match=r"^it has 5000 cards \(limit 64\)$"):
+    with pytest.raises(ValueError, match=r"^it has 5000 GPUs \(limit 64\)$"):
         checked_gpus(",".join(map(str, range(5000))))
 
 

@@ -47,7 +47,7 @@ def test_instances_that_fit_with_tritons_own_context_are_no_trouble() -> None:
 def test_one_instance_too_many_is_reported_with_the_largest_model_and_a_remedy() -> None:
     """One sentence: how many, on which card, out of how many, and whose."""
     said = too_many_clients([ModelClients("a", 40), ModelClients("b", 8)], cards((9, 0)))
-    assert "49 MPS clients on card 0, 48 model instances and Triton's own" in said
+    assert "49 MPS clients on GPU 0, 48 model instances and Triton's own" in said
     assert "more than the 48" in said
     assert "'a' (40)" in said
     assert too_many_clients([ModelClients("a", 48)], cards((9, 0), cuda=(13, 1))) == ""
@@ -58,14 +58,14 @@ def test_instances_on_other_cards_do_not_count_on_this_one() -> None:
     """A group that names its cards is on these; one that names none is on each."""
     named = [ModelClients("a", 30, (0,)), ModelClients("b", 30, (1,))]
     assert too_many_clients(named, cards((9, 0), (9, 0))) == ""
-    assert "card 1" in too_many_clients([*named, ModelClients("c", 20, (1,))], cards((9, 0), (9, 0)))
-    assert "card 0" in too_many_clients([*named, ModelClients("c", 20)], cards((9, 0), (9, 0)))
+    assert "GPU 1" in too_many_clients([*named, ModelClients("c", 20, (1,))], cards((9, 0), (9, 0)))
+    assert "GPU 0" in too_many_clients([*named, ModelClients("c", 20)], cards((9, 0), (9, 0)))
 
 
 def test_cards_before_volta_limit_no_client() -> None:
     """Reported by name; newer ones do."""
     assert unlimited(cards((7, 0), (9, 0)).cards) == ""
-    assert "card 1 (card 6.1) is older than Volta" in unlimited(cards((7, 0), (6, 1)).cards)
+    assert "GPU 1 (card 6.1) is older than Volta" in unlimited(cards((7, 0), (6, 1)).cards)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_share_of_the_threads_that_is_none_is_refused(said: object) -> None:
 @pytest.mark.parametrize("text", ["0", "4 GB", "4T", "0=", "=4G", "4G;2G", "-4G"])
 def test_memory_limit_that_the_daemon_would_not_take_is_refused(text: str) -> None:
     """Before anything starts."""
-    assert "it takes 4G" in memory_limit_error(text)
+    assert "use 4G" in memory_limit_error(text)
 
 
 @pytest.mark.parametrize(

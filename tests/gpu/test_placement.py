@@ -41,14 +41,14 @@ def test_model_that_names_cards_is_there_only() -> None:
     """As its config.pbtxt says; on none if they are lost or not used."""
     placed = place([card(0), card(1, lost="gone")], [need("a", 1, cards=(0,)), need("b", 1, cards=(1,)), need("c", 1)])
     assert placed.models == {"a": (0,), "b": (), "c": (0,)}
-    assert placed.reasons["b"] == "no card, because none of them is used here: its config.pbtxt names 1"
+    assert placed.reasons["b"] == "no GPU, because none of them is used here: its config.pbtxt names 1"
 
 
 def test_model_that_fits_nowhere_is_tried_on_the_freest_card() -> None:
     """An estimate is no reason not to try."""
     placed = place([card(0, 8), card(1, 16)], [need("a", 20)])
     assert placed.models == {"a": (1,)}
-    assert "no card has 20.0 GiB free" in placed.reasons["a"]
+    assert "no GPU has 20.0 GiB free" in placed.reasons["a"]
 
 
 def test_without_a_card_nothing_is_placed() -> None:
@@ -72,7 +72,7 @@ def test_cameras_of_a_lost_card_move_up_to_the_others_capacity() -> None:
     assert after.reasons == {
         "b": "GPU 1: it stays (50% used)",
         "a": "GPU 1: its decoders have the most room (100% used)",
-        "c": "no card: the decoders of every card are full",
+        "c": "no GPU: the decoders of every GPU are full",
     }
 
 

@@ -102,7 +102,7 @@ def torch() -> Any:
     if not module.cuda.is_available():
         pytest.skip(f"needs an NVIDIA GPU: {reading.outcome}")
     if not reading.cards or reading.cards[0].capability < (9, 0):
-        pytest.skip("needs a card with NVML's GPM: Hopper or later")
+        pytest.skip("needs a GPU with NVML's GPM: Hopper or later")
     return module
 
 

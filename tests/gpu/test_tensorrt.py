@@ -20,7 +20,7 @@ from penstock.gpu.tensorrt import ARCHITECTURES, advise_tensorrt, why_not_built
         ((8, 0), True, False, "ONNX Runtime's plug-in 0.5 runs engines of 8.6, 8.9 and 12.x only"),
         ((8, 6), True, True, "TensorRT-RTX (penstock models build NAME --for 8.6; driver 580 or newer"),
         ((8, 7), False, False, "CUDA"),
-        ((8, 9), True, True, "Penstock never ran it on such a card"),
+        ((8, 9), True, True, "Penstock never ran it on such a GPU"),
         ((9, 0), False, False, "CUDA (backend torch"),
         ((10, 0), False, False, "CUDA (backend torch"),
         ((12, 0), True, True, "--for 12.0"),
@@ -44,5 +44,5 @@ def test_refusal_names_the_card_and_what_it_takes() -> None:
     assert why.startswith(
         "TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), only for 7.5, 8.0, 8.6, 8.9, 12.0"
     )
-    assert "for such a card use CUDA" in why
+    assert "for such a GPU use CUDA" in why
     assert all(why_not_built(capability) == "" for capability in ARCHITECTURES)

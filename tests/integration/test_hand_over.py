@@ -45,7 +45,7 @@ def test_triton_without_a_card_takes_no_rows_there_and_says_so(
 ) -> None:
     """In Triton's own words, whether the program is a local client process or uses the ports; nothing stays."""
     assert "cannot open memory of GPU 0 (" in tried(way(fronts), "plain", RowMemory.AUTO)
-    with pytest.raises(InferFailed, match="it must run on that card, on this host"):
+    with pytest.raises(InferFailed, match="it must run on that GPU, on this host"):
         tried(way(fronts), "plain", RowMemory.DEVICE)
     assert driver.is_all_given_back
     assert figures(fronts)["shared_memory_regions",] == 0

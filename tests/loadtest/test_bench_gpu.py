@@ -147,7 +147,7 @@ def ledger_of(path: Path, rounds: int = 3) -> PointLedger:
             ledger.add(part, number, {"batch": batch}, {"rate": rate})
         for way, held in (("gateway", 5000.0), ("engine", 9000.0)):
             ledger.add("jpeg", number, {"decoded_by": way}, {"held_per_s": held}, model=f"resnet50-{way}-random")
-    ledger.failures = ["faults: the card was gone"]
+    ledger.failures = ["faults: the GPU was gone"]
     ledger.facts = dict(FACTS)
     ledger.save()
     return ledger
@@ -227,7 +227,7 @@ def test_file_gets_the_verdicts_of_the_targets_and_a_page(tmp_path: Path, capsys
     assert states["mps-7x"] is State.NOT_COMPARABLE
     assert report([str(path)]) == 0
     page = (tmp_path / "report.md").read_text()
-    assert "**not measured**: faults: the card was gone" in page
+    assert "**not measured**: faults: the GPU was gone" in page
     assert "| mps | 8 | 7,000 (3,500 to 10,500) | 50 % |" in page
     path.write_text('{"results": []}')
     assert report([str(path)]) == 1
@@ -257,7 +257,7 @@ def test_later_run_replaces_the_parts_that_it_measures(tmp_path: Path) -> None:
     assert models == {"chart": "resnet50-torch-random", "served": "another-random", "jpeg": "resnet50-engine-random"}
     assert not any(row.get("measure") == "raw_share" for row in content["results"]), "raw is of another run"
     assert content["conditions"]["command"].endswith("--json gpu.json; python -m loadtest.bench.gpu --add")
-    assert content["facts"]["failures"] == ["faults: the card was gone"], "of a part that was not measured again"
+    assert content["facts"]["failures"] == ["faults: the GPU was gone"], "of a part that was not measured again"
     with pytest.raises(BadAnswer, match="is of slo_p99_ms '15' and this run of '50'"):
         later(slo_p99_ms="50")
     ledger.path.write_text("[]")

@@ -105,12 +105,12 @@ def test_goal_differs_from_the_floor() -> None:
 
 
 APART: dict[str, tuple[dict[str, Any], Circumstances, str]] = {
-    "another card": (
+    "another GPU": (
         {"hardware": Hardware("V100")},
         HERE,
         "speaks of a V100, not AMD EPYC, 2 cores: 1.43 of its 140/s, 200/s (190 to 210)",
     ),
-    "a card of a similar name": (
+    "a GPU of a similar name": (
         {"hardware": Hardware("P4")},
         msgspec.structs.replace(HERE, server_hardware="Tesla P40, 8 cores"),
         "speaks of a P4, not Tesla P40, 8 cores: 1.43 of its 140/s, 200/s (190 to 210)",
@@ -178,7 +178,7 @@ def test_same_hardware_is_judged(circumstances: Circumstances) -> None:
     assert verdict_of(target(hardware=Hardware("V100")), measured(200, 190, 210), circumstances).state is State.PASS
 
 
-@pytest.mark.parametrize("machine", [LAPTOP, H200], ids=["no card", "H200"])
+@pytest.mark.parametrize("machine", [LAPTOP, H200], ids=["no GPU", "H200"])
 def test_no_figure_of_another_card_is_ever_passed(machine: Machine) -> None:
     """Whatever is measured: of the shipped rows none that speaks of another card passes or fails."""
     rows = [row for row in read_targets() if row.hardware.gpu and row.hardware.gpu not in "".join(machine.gpus)]

@@ -50,4 +50,4 @@ def test_card_without_counters_has_no_sm_activity_and_not_nought(
 def test_machine_without_a_card_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In NVML's words."""
     assert first_line(tmp_path, monkeypatch, init_error=9) == GpuLine(why="Driver Not Loaded")
-    assert first_line(tmp_path, monkeypatch) == GpuLine(why="the driver sees no card")
+    assert first_line(tmp_path, monkeypatch) == GpuLine(why="the driver sees no GPU")

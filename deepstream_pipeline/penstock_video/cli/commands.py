@@ -102,7 +102,9 @@ Engine = Annotated[
 ]
 Decoder = Annotated[
     DecoderKind | None,
-    typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
+    typer.Option(
+        help="decoder of every source; auto: nvdec (the GPU's video decoder) if it can decode the source, else cpu"
+    ),
 ]
 
 
@@ -124,14 +126,14 @@ Gpus = Annotated[
     typer.Option(
         envvar=GPUS_VARIABLE,
         callback=_checked_gpus,
-        help="cards of sources and of an engine of this command's own: all that CUDA sees, or numbers and UUIDs of "
-        "nvidia-smi -L with commas [all]",
+        help="GPUs for decoding, and for the engine if this command starts one: all (that CUDA sees), or numbers or "
+        "UUIDs of nvidia-smi -L, separated by commas [all]",
         show_default=False,
     ),
 ]
 Encoder = Annotated[
     EncoderKind | None,
-    typer.Option(help="of videos that are written; auto: nvenc, the card's video encoder, where it has one, else cpu"),
+    typer.Option(help="encoder of written videos; auto: nvenc (the GPU's video encoder) if the GPU has one, else cpu"),
 ]
 AllowedHosts = Annotated[
     list[str] | None,

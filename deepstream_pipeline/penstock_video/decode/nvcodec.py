@@ -99,7 +99,7 @@ def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str
     """Why a GPU with these limits cannot decode this size; empty if it can."""
     width, height = size
     if not limits.get("num_decoder_engines", 1):
-        return "the card has no video engine"
+        return "the GPU has no video engine"
     least = (limits.get("width_min", 0), limits.get("height_min", 0))
     most = (limits.get("width_max", width), limits.get("height_max", height))
     blocks = -(-width // _MACROBLOCK) * -(-height // _MACROBLOCK)

@@ -91,7 +91,7 @@ class GpuMemoryClient:
 
     @property
     def reason(self) -> str:
-        return f"the card has not copied rows within {GATHER_S:g} s" if self._is_stuck else self._remote.reason
+        return f"the GPU has not copied rows within {GATHER_S:g} s" if self._is_stuck else self._remote.reason
 
     @property
     def slab(self) -> Slab | None:
@@ -157,13 +157,13 @@ class GpuMemoryClient:
                 await asyncio.shield(closing)
         except (GpuFailed, TimeoutError) as error:
             closing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-            log.debug("memory of the card was not given back", reason=str(error))
+            log.debug("memory of the GPU was not given back", reason=str(error))
 
     def _lease(self, size_bytes: int) -> DeviceLease:
         lease = self._slab.lease(size_bytes)
         if lease is None:
             raise InferRefused(
-                f"{size_bytes} bytes of rows find no room in the {self._slab.size_bytes} bytes of the card's memory "
+                f"{size_bytes} bytes of rows find no room in the {self._slab.size_bytes} bytes of the GPU's memory "
                 "that the engine reads; fewer at once"
             )
         return lease
@@ -197,7 +197,7 @@ class GpuMemoryClient:
             meanwhile = (
                 "rows go through the host from now on" if self.is_lost else "their frames are lost while it lasts"
             )
-            log.warning(f"rows on the card cannot be copied; {meanwhile}", reason=error.message)
+            log.warning(f"rows on the GPU cannot be copied; {meanwhile}", reason=error.message)
         self._is_failing = True
 
     def _give_up(self, copying: "asyncio.Future[None]", lease: DeviceLease) -> None:
@@ -226,7 +226,7 @@ class GpuMemoryClient:
                 return
             raise type(error)(
                 f"the engine cannot open memory of GPU {slab.device_index} ({error.message}): it must run on "
-                "that card, on this host, and see it by that number"
+                "that GPU, on this host, and see it by that number"
             ) from error
 
     async def _unregister(self) -> None:

@@ -198,9 +198,9 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
     """Settings of sources that a GPU decodes. cameras_per_process: they fail together. has_pinned_processes: each
-    process has its own core, if one is free. hand_over: memory of rows for the engine. gpus: the cards that decode, as
+    process has its own core, if one is free. hand_over: memory of rows for the engine. gpus: those that decode, as in
     `penstock up --gpus`. device: CUDA index among them, of previews and of rows in GPU memory. decoder_limit: share of
-    its decoders' time from which on a card refuses sources; 1 for none."""
+    decoder time at which a GPU refuses further sources; 1: never."""
 
     cameras_per_process: Annotated[int, Field(alias="cameras-per-process", ge=1, le=64)] = 16
     has_pinned_processes: Annotated[bool, Field(alias="pin-processes")] = True

@@ -173,7 +173,7 @@ def jpeg_encoder(kind: JpegKind, device: Device | None) -> JpegEncoder:
         return SoftwareJpeg()
     if device is None:
         raise SinkFailed(
-            "the preview sink's jpeg is nvjpeg, and the program has no card open: no source is decoded by nvdec; "
+            "the preview sink's jpeg is nvjpeg, and the program has no GPU open: no source is decoded by nvdec; "
             "say jpeg: auto, or cpu"
         )
     try:

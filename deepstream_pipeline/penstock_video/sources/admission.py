@@ -95,7 +95,7 @@ def admit(cards: Sequence[CardDecoders], need: CameraNeed, now: float, limit: fl
 
 def _refusal(cards: Sequence[CardDecoders], need: CameraNeed, now: float, limit: float) -> str:
     known = "; ".join(_fullness(one, need, now, limit) for one in cards)
-    more = "another card (--gpus), " if len(cards) == 1 else ""
+    more = "another GPU (--gpus), " if len(cards) == 1 else ""
     return (
         f"the video decoders are full ({known}); use fewer streams, a lower frame rate or size, {more}or with decoder: "
         "auto the CPU takes the rest"

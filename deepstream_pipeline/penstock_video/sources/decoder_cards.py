@@ -101,7 +101,7 @@ class DecoderCards:
             return False
         source = self._sources[source_id]
         source.avoided[at] = now + CARD_GONE_FOR_S
-        log.warning("a source moves away from its card", source=source_id, card=self._cards[at].card.label)
+        log.warning("a source moves away from its GPU", source=source_id, card=self._cards[at].card.label)
         return any(now >= source.avoided.get(other, 0.0) for other in range(len(self._cards)))
 
     def leave(self, source_id: str) -> None:

@@ -44,7 +44,7 @@ class DecoderMeter:
         try:
             read = self._read or _nvml_reader()
         except OSError as error:
-            log.info("the card's decoders are not measured", reason=str(error))
+            log.info("the GPU's decoders are not measured", reason=str(error))
             return
         while not self._is_over.wait(INTERVAL_S):
             self.read_once(read, time.monotonic())

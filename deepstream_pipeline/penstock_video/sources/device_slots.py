@@ -45,7 +45,7 @@ class DeviceSlotWriter:
     def write(self, slot: int, frame: AnyFrame, *, has_row: bool, has_image: bool) -> Written:
         """See Slots. Raises GpuFailed."""
         if not isinstance(frame, DevicePicture):
-            raise DecodeError("a picture in the host's memory is not made ready by a card")
+            raise DecodeError("a picture in the host's memory is not made ready by a GPU")
         width, height = frame.upright_size
         has_row = has_row and self._spec is not None
         row, row_bytes = self._row_target(slot, width, height) if has_row else (None, 0)

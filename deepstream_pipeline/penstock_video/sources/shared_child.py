@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Exit code: 0 after a regular end. A camera's errors are sent over its socket, as Ended."""
     if len(arguments) != 4 or not all(word.isdecimal() for word in arguments) or arguments[1] not in ("0", "1"):
         sys.stderr.write(
-            "this is a part of `penstock video`, which starts it with a card, 0 or 1, its process ID and a descriptor\n"
+            "this is a part of `penstock video`, which starts it with a GPU, 0 or 1, its process ID and a descriptor\n"
         )
         return 2
     settle(int(arguments[2]))

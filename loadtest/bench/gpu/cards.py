@@ -191,7 +191,7 @@ def run_bench(
                 found.append({})
                 for count in counts:
                     found[-1][count] = figures = PARTS[part](plan, count, stacks[count])
-                    tell(f"{part}, round {number}, {count} card{'s' * (count > 1)}: {figures}")
+                    tell(f"{part}, round {number}, {count} GPU{'s' * (count > 1)}: {figures}")
         rows.append(ratio_row(part, found))
     return rows
 
@@ -204,18 +204,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )  # fmt: skip
     parser.add_argument("--only", choices=tuple(PARTS), help="one part [both]")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement [6]")
-    parser.add_argument("--callers", type=int, default=192, help="for each card [192]")
-    parser.add_argument("--streams", type=int, default=200, help="720p cameras for each card [200]")
-    parser.add_argument("--programs", type=int, default=4, help="video programs for each card; 8 in all at most [4]")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of each measurement [6]")
+    parser.add_argument("--callers", type=int, default=192, help="clients for each GPU [192]")
+    parser.add_argument("--streams", type=int, default=200, help="720p cameras for each GPU [200]")
+    parser.add_argument("--programs", type=int, default=4, help="video programs for each GPU; at most 8 in all [4]")
     workers = max(2, (os.cpu_count() or 2) // 2)
-    parser.add_argument("--workers", type=int, default=workers, help="of the gateway [half of the cores]")
-    parser.add_argument("--instances", type=int, default=6, help="of each model, on each card [6]")
-    parser.add_argument("--rehearse", metavar="MODEL,MODEL", help="without GPUs [measure]")
+    parser.add_argument("--workers", type=int, default=workers, help="gateway workers [half of the cores]")
+    parser.add_argument("--instances", type=int, default=6, help="instances of each model on each GPU [6]")
+    parser.add_argument("--rehearse", metavar="MODEL,MODEL", help="run these models without GPUs [measure]")
     parser.add_argument("--json", type=Path, default=Path("cards.json"), help="result file [cards.json]")
-    parser.add_argument("--work", type=Path, help="for clips, models and logs; kept [a temporary one]")
+    parser.add_argument("--work", type=Path, help="folder for clips, models and logs; not deleted [a temporary one]")
     environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
-    parser.add_argument("--engine-environment", type=Path, default=Path(environment), help="of Triton")
+    parser.add_argument("--engine-environment", type=Path, default=Path(environment), help="environment with Triton")
     return parser.parse_args(arguments)
 
 
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = {"cards": [card.name for card in cards], "host": platform.node(), "cores": os.cpu_count()}
     options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1))
     for row in rows:
-        sys.stdout.write(f"{row['part']}: two cards by one {row['two_by_one']} {row['spread']}, goal {GOAL}\n")
+        sys.stdout.write(f"{row['part']}: two GPUs by one {row['two_by_one']} {row['spread']}, goal {GOAL}\n")
     return 0
 
 

@@ -63,7 +63,7 @@ def write_lines() -> None:
         nvml.nvmlInit()
         cards = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         if not cards:
-            _write(GpuLine(why="the driver sees no card"))
+            _write(GpuLine(why="the driver sees no GPU"))
         counters = _counters(cards)
         while cards:
             busiest = max(nvml.nvmlDeviceGetUtilizationRates(card).gpu for card in cards) / 100

@@ -68,12 +68,15 @@ def _mps() -> None:
 def start(
     directory: Directory = None,
     active_thread_percentage: Annotated[
-        int, typer.Option(min=0, max=100, help="of a card's threads for a client; 0 for all [0]")
+        int, typer.Option(min=0, max=100, help="percent of a GPU's threads that each client may use; 0: no limit [0]")
     ] = 0,
-    pinned_memory: Annotated[str, typer.Option(help="of a card's memory for a client, 4G, or by card 0=4G [all]")] = "",
+    pinned_memory: Annotated[
+        str,
+        typer.Option(help="memory that each client may use, such as 4G, or for each GPU number: 0=4G,1=2G [no limit]"),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Start an MPS daemon; its last line is what to set in the programs that are to share the card.
+    """Start an MPS daemon; its last line is the variable to set in the programs that share the GPU.
 
     It is this user's, and so must its clients be. Exit code 1 where it does not start, or where there is no GPU.
     """
@@ -119,7 +122,7 @@ def status(directory: Directory = None, as_json: AsJson = False) -> None:
     elif shown:
         _write("\n".join(line for one in shown for line in lines_of(one)))
     else:
-        _write("no MPS daemon of this user runs: processes on one card take turns; penstock mps start, or up --mps on")
+        _write("no MPS daemon of this user runs: processes on one GPU take turns; penstock mps start, or up --mps on")
     if not any(one.status.is_up for one in shown):
         raise typer.Exit(1)
 
@@ -151,7 +154,7 @@ def lines_of(shown: MpsView) -> list[str]:
     status = shown.status
     if not status.is_up:
         return [f"{shown.directory}: down: {one_line(status.reason)}"]
-    limit = f", at most {shown.client_limit} a card" if shown.client_limit else ""
+    limit = f", at most {shown.client_limit} a GPU" if shown.client_limit else ""
     threads = "" if status.threads is None else f", {status.threads:g} % of the threads for a client by default"
     lines = [f"{shown.directory}: up, {len(status.clients)} clients{limit}{threads}"]
     lines += [f"  model {one_line(text)}" for text in shown.models]

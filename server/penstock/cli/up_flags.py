@@ -60,8 +60,8 @@ FLAGS: dict[str, Any] = {
     "engine_http_port": Annotated[
         int | None,
         typer.Option(
-            help="open the REST API of the stack's Triton on this port of 127.0.0.1, for every local program; "
-            "with several cards, of each further Triton three ports higher; not opened if there are API keys [none]"
+            help="also serve the REST API of the stack's Triton on this port of 127.0.0.1, to every local program; "
+            "with several GPUs, each further Triton uses a port three higher; ignored if there are API keys [none]"
         ),
     ],
     "engine_grpc_port": Annotated[int | None, typer.Option(help="the same for its gRPC API [none]")],
@@ -70,7 +70,7 @@ FLAGS: dict[str, Any] = {
     "gpus": Annotated[
         str | None,
         typer.Option(
-            help="cards that serve: all that CUDA sees, or numbers and UUIDs of nvidia-smi -L with commas [all]"
+            help="GPUs to serve on: all (that CUDA sees), or numbers or UUIDs of nvidia-smi -L with commas [all]"
         ),
     ],
     "mps": Annotated[
@@ -85,10 +85,13 @@ FLAGS: dict[str, Any] = {
     ],
     "mps_active_thread_percentage": Annotated[
         str | None,
-        typer.Option(help="percent of a card's threads for an MPS client; 0 for all; auto: by the models [0]"),
+        typer.Option(
+            help="percent of a GPU's threads that each MPS client may use; 0: no limit; auto: chosen by model [0]"
+        ),
     ],
     "mps_pinned_memory": Annotated[
-        str | None, typer.Option(help="of a card's memory for an MPS client, 4G, or by card 0=4G,1=2G [all]")
+        str | None,
+        typer.Option(help="memory that each MPS client may use: 4G, or for each GPU number 0=4G,1=2G [no limit]"),
     ],
     "model_repository": Annotated[
         list[Path] | None, typer.Option(help="folder of models, instead of the shipped one; may be repeated")

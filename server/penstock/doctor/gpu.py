@@ -88,7 +88,7 @@ def graphics_findings(facts: GraphicsFacts) -> list[Finding]:
     findings = [Finding("gpu.driver", Severity.OK, f"driver {reading.driver}{cuda}")]
     findings += [_card(card) for card in reading.cards]
     if reading.detail:
-        advice = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
+        advice = "see dmesg, then reset the GPU (nvidia-smi --gpu-reset) or restart the machine"
         findings.append(Finding("gpu.silent", Severity.WARNING, reading.detail, advice))
     visible = facts.hidden.partition("=")[2] if facts.hidden else None
     if len(cards := choose_cards(ALL, reading, visible)) > 1:
@@ -96,7 +96,7 @@ def graphics_findings(facts: GraphicsFacts) -> list[Finding]:
         findings.append(Finding("gpu.cards", Severity.OK, f"{labels}: penstock up starts an engine for each (--gpus)"))
     findings += [_activity(load) for load in facts.loads]
     if facts.hidden:
-        advice = "unset it if every card is meant to serve"
+        advice = "unset it if every GPU is meant to serve"
         seen = "CUDA sees none of them" if facts.hidden.endswith(("=", "=-1")) else "CUDA sees those named only"
         findings.append(Finding("gpu.hidden", Severity.NOTE, f"{seen}: {facts.hidden}", advice))
     return findings
@@ -127,8 +127,8 @@ def _activity(load: CardLoad) -> Finding:
     """SM activity beside nvidia-smi's utilization."""
     name = f"gpu.activity{load.index}"
     if load.lost:
-        advice = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
-        return Finding(name, Severity.WARNING, f"NVML cannot ask the card any more: {load.lost}", advice)
+        advice = "see dmesg, then reset the GPU (nvidia-smi --gpu-reset) or restart the machine"
+        return Finding(name, Severity.WARNING, f"NVML cannot ask the GPU any more: {load.lost}", advice)
     util = "" if load.kernel_running is None else f"a kernel ran {load.kernel_running:.0%} of the time (util)"
     if load.activity.sm is None:
         found = f"{util}, SM activity unknown".removeprefix(", ")
@@ -137,7 +137,7 @@ def _activity(load: CardLoad) -> Finding:
 
 
 def _no_card(facts: GraphicsFacts) -> Finding:
-    found = f"driver {facts.reading.driver} is loaded and has no card"
+    found = f"driver {facts.reading.driver} is loaded and has no GPU"
     if facts.pci:
         found += f", though {len(facts.pci)} on the PCI bus"
         advice = (
@@ -154,7 +154,7 @@ def _no_answer(facts: GraphicsFacts) -> Finding:
     if outcome is NvmlOutcome.TIMED_OUT:
         found = f"NVML did not answer within {detail}: the driver hangs"
         return Finding(
-            "gpu.driver", Severity.WARNING, found, "look for Xid errors in dmesg, then reset the card or reboot"
+            "gpu.driver", Severity.WARNING, found, "look for Xid errors in dmesg, then reset the GPU or reboot"
         )
     if outcome is NvmlOutcome.MISMATCH:
         found = "the NVIDIA driver was updated and its old kernel module still runs"
@@ -172,7 +172,7 @@ def _no_answer(facts: GraphicsFacts) -> Finding:
         return Finding(
             "gpu.driver",
             Severity.WARNING,
-            "a card, but nvidia-ml-py is not installed",
+            "a GPU, but nvidia-ml-py is not installed",
             "pip install nvidia-ml-py (in a checkout: remove .venv and `make up`)",
         )
     return _no_driver(facts)
@@ -189,11 +189,11 @@ def _no_driver(facts: GraphicsFacts) -> Finding:
             "gpu.driver", Severity.WARNING, found, "install the driver's user-space part (apt-get install nvidia-smi)"
         )
     if facts.pci and facts.in_container:
-        found = f"{len(facts.pci)} NVIDIA cards on the PCI bus, no driver in this {facts.in_container} container"
+        found = f"{len(facts.pci)} NVIDIA GPUs on the PCI bus, no driver in this {facts.in_container} container"
         return Finding("gpu.driver", Severity.WARNING, found, _NO_RUNTIME)
     if facts.pci:
-        found = f"{len(facts.pci)} NVIDIA cards on the PCI bus ({', '.join(facts.pci)}), no driver"
-        advice = "install NVIDIA's driver (branch 580, long-term support, fits every card since Pascal), then reboot"
+        found = f"{len(facts.pci)} NVIDIA GPUs on the PCI bus ({', '.join(facts.pci)}), no driver"
+        advice = "install NVIDIA's driver (branch 580, long-term support, fits every GPU since Pascal), then reboot"
         return Finding("gpu.driver", Severity.WARNING, found, advice)
     return Finding("gpu.card", Severity.OK, "no NVIDIA GPU: models run on the CPU")
 
@@ -223,7 +223,7 @@ def _driver(advice: ImageAdvice, driver: str | None) -> Finding:
     if advice.driver_fit in _FITS:
         return Finding("image.driver", Severity.OK, found)
     if advice.driver_fit is DriverFit.BY_PACKAGE:
-        return Finding("image.driver", Severity.NOTE, found, "a driver of branch 580 serves every card since Pascal")
+        return Finding("image.driver", Severity.NOTE, found, "a driver of branch 580 serves every GPU since Pascal")
     return Finding("image.driver", Severity.WARNING, found, "install a driver of branch 580 (long-term support)")
 
 
@@ -310,19 +310,19 @@ def video_findings(facts: VideoFacts, cards: Sequence[GpuDevice] = ()) -> list[F
 def _decoder(facts: VideoFacts) -> Finding:
     name, engines = "video.nvdec", facts.engines
     if engines.outcome is EngineOutcome.TIMED_OUT:
-        found = f"the driver did not tell within {engines.detail} what the card decodes: it hangs"
-        return Finding(name, Severity.WARNING, found, "look for Xid errors in dmesg, then reset the card or reboot")
+        found = f"the driver did not tell within {engines.detail} what the GPU decodes: it hangs"
+        return Finding(name, Severity.WARNING, found, "look for Xid errors in dmesg, then reset the GPU or reboot")
     if engines.outcome is EngineOutcome.FAILED:
-        found = f"the driver does not tell what the card decodes ({engines.detail}): {_ON_CPU}"
-        return Finding(name, Severity.NOTE, found, "see nvidia-smi: a card that is full, or held by another, says no")
+        found = f"the driver does not tell what the GPU decodes ({engines.detail}): {_ON_CPU}"
+        return Finding(name, Severity.NOTE, found, "see nvidia-smi: a GPU that is full, or held by another, says no")
     if engines.outcome is not EngineOutcome.ANSWERED:
         advice = "install the driver's video part (apt-get install libnvidia-decode-580, libnvcuvid1 on Debian)"
         if facts.in_container:
-            advice = "for video on the card start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+            advice = "for video on the GPU start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
         return Finding(name, Severity.NOTE, f"{engines.outcome}: {_ON_CPU}", advice)
     decoded = [codec for codec in engines.codecs if codec.engines]
     if not decoded:
-        return Finding(name, Severity.OK, f"the card decodes neither H.264 nor HEVC: {_ON_CPU}")
+        return Finding(name, Severity.OK, f"the GPU decodes neither H.264 nor HEVC: {_ON_CPU}")
     count = max(codec.engines for codec in decoded)
     sizes = ", ".join(f"{codec.name} to {codec.width}x{codec.height}" for codec in decoded)
     found = f"{count} engine{'s' * (count != 1)}: {sizes}, 8 bit 4:2:0"
@@ -347,5 +347,5 @@ def _encoder(cards: Sequence[GpuDevice]) -> Finding:
 
 def _jpeg(facts: VideoFacts) -> Finding:
     if facts.engines.has_nvjpeg:
-        return Finding("video.nvjpeg", Severity.OK, "libnvjpeg is here: previews are encoded on the card")
+        return Finding("video.nvjpeg", Severity.OK, "libnvjpeg is here: previews are encoded on the GPU")
     return Finding("video.nvjpeg", Severity.NOTE, "libnvjpeg is not here: previews are encoded on the CPU", _INSTALL)

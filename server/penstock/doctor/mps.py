@@ -64,10 +64,10 @@ def _service(facts: MpsFacts) -> Finding:
     directory = facts.pipe_directory
     if not facts.daemon_uids and not facts.has_pipe:
         if not facts.control:
-            advice = f"several processes share a card in turns without it; {CONTROL} comes with NVIDIA's driver"
+            advice = f"several processes share a GPU in turns without it; {CONTROL} comes with NVIDIA's driver"
             return Finding("mps.service", Severity.NOTE, f"{CONTROL} is not on PATH", advice)
-        advice = "for several model processes on one card: penstock up --mps on"
-        return Finding("mps.service", Severity.NOTE, "not running: processes on one card take turns", advice)
+        advice = "for several model processes on one GPU: penstock up --mps on"
+        return Finding("mps.service", Severity.NOTE, "not running: processes on one GPU take turns", advice)
     if facts.daemon_uids and facts.uid not in facts.daemon_uids and 0 not in facts.daemon_uids:
         found = f"user {facts.daemon_uids[0]} runs it and we are user {facts.uid}: it serves one user at a time"
         return Finding("mps.service", Severity.WARNING, found, "start the stack and the MPS daemon as the same user")
@@ -81,10 +81,10 @@ def _service(facts: MpsFacts) -> Finding:
 
 def _clients(reading: NvmlReading) -> Finding:
     limits = {client_limit(card.capability, reading.cuda) for card in reading.cards}
-    found = f"{min(limits)} client contexts a card"
+    found = f"{min(limits)} client contexts a GPU"
     oldest, newest = (pick(card.capability for card in reading.cards) for pick in (min, max))
     if oldest < VOLTA <= newest:
-        advice = "MPS serves cards from Volta on, or those before, not both: name them in CUDA_VISIBLE_DEVICES"
+        advice = "MPS serves GPUs from Volta on, or those before, not both: name them in CUDA_VISIBLE_DEVICES"
         return Finding("mps.clients", Severity.NOTE, found, advice)
     if oldest < VOLTA:
         return Finding("mps.clients", Severity.OK, f"{found}; before Volta no limits a client and no isolation")
@@ -98,5 +98,5 @@ def _modes(facts: MpsFacts, cards: Sequence[GpuDevice]) -> list[Finding]:
     exclusive = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]
     if not exclusive:
         return []
-    found = f"card {exclusive[0]} is in an exclusive mode and MPS does not run: one process only gets it"
+    found = f"GPU {exclusive[0]} is in an exclusive mode and MPS does not run: one process only gets it"
     return [Finding("mps.mode", Severity.WARNING, found, f"start MPS, or nvidia-smi -i {exclusive[0]} -c DEFAULT")]

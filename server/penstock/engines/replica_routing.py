@@ -245,7 +245,7 @@ class ReplicaRouter:
         homes = self._homes(model_name)
         if any(replica.is_passable for replica in homes):
             return ""
-        return "; ".join(replica.lost or f"{replica.name} does not answer" for replica in homes) or "no card has it"
+        return "; ".join(replica.lost or f"{replica.name} does not answer" for replica in homes) or "no GPU has it"
 
     def _replica_state(self, replica: Replica, now: float) -> ReplicaState:
         if replica.lost:

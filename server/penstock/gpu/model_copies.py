@@ -55,7 +55,7 @@ class ModelCopies:
             rooms = self._rooms_for(model)
             if rooms:
                 at = min(rooms, key=lambda one: (len(rooms[one]), -self._free_bytes(one), one))
-                return NewCopy(model.name, at, rooms[at], "no card that had it can be used")
+                return NewCopy(model.name, at, rooms[at], "no GPU that had it can be used")
         return None
 
     def _relieve(self) -> NewCopy | None:

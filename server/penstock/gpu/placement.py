@@ -91,7 +91,7 @@ class _Board:
             self._models[model.name] = named
             for at in named:
                 self._take(model, at)
-            where = self._labels(named) or "no card, because none of them is used here"
+            where = self._labels(named) or "no GPU, because none of them is used here"
             self._reasons[model.name] = f"{where}: its config.pbtxt names {', '.join(map(str, model.cards))}"
             return
         if model.is_on_cpu and self._usable:
@@ -101,12 +101,12 @@ class _Board:
         fitting = [at for at in self._usable if self._fits(model, at)] or self._usable
         if not fitting:
             self._models[model.name] = []
-            self._reasons[model.name] = "no card: all are lost"
+            self._reasons[model.name] = "no GPU: all are lost"
             return
         best = min(fitting, key=lambda at: (self._busy(at), -self._free[at], at))
         if not self._fits(model, best):
             self._reasons[model.name] = (
-                f"{self._labels([best])}: no card has {_gib(model.memory_bytes)} free, so it may not load"
+                f"{self._labels([best])}: no GPU has {_gib(model.memory_bytes)} free, so it may not load"
             )
         self._models[model.name] = [best]
         self._take(model, best)
@@ -135,7 +135,7 @@ class _Board:
         elif able:
             at, why = min(able, key=lambda one: (self._decoding(one), one)), "its decoders have the most room"
         else:
-            self._reasons[camera.source_id] = "no card: the decoders of every card are full"
+            self._reasons[camera.source_id] = "no GPU: the decoders of every GPU are full"
             return
         assert at is not None
         self._cameras[camera.source_id] = at

@@ -58,7 +58,7 @@ def advise_tensorrt(capability: Capability) -> TensorRtAdvice:
     if is_built and row.is_served:
         sentence = (
             f"TensorRT-RTX (penstock models build NAME --for {capability_text(capability)}; driver {MIN_DRIVER} or "
-            f"newer; Penstock never ran it on such a card), else {sentence}"
+            f"newer; Penstock never ran it on such a GPU), else {sentence}"
         )
     elif is_built:
         sentence = f"{sentence}; TensorRT-RTX builds engines for it, but {_PLUGIN}"
@@ -88,7 +88,7 @@ def why_not_built(capability: Capability) -> str:
         return ""
     known = ", ".join(map(capability_text, ARCHITECTURES))
     name = f"{capability_text(capability)} ({advice.cards})"
-    return f"TensorRT-RTX builds no engine for {name}, only for {known}; for such a card use {advice.sentence}"
+    return f"TensorRT-RTX builds no engine for {name}, only for {known}; for such a GPU use {advice.sentence}"
 
 
 class Accelerator(StrEnum):

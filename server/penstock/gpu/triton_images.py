@@ -26,9 +26,9 @@ class DriverFit(StrEnum):
 
     FULL = "full"
     BY_MINOR_VERSION = "by CUDA's minor version compatibility"  # same CUDA major version; cannot compile newer PTX
-    BY_PACKAGE = "by the image's CUDA compatibility package, on data-centre cards only"
+    BY_PACKAGE = "by the image's CUDA compatibility package, on data-centre GPUs only"
     TOO_OLD = "too old"
-    TOO_NEW = "too new for the card"
+    TOO_NEW = "too new for the GPU"
     UNKNOWN = "unknown"
 
 
@@ -94,7 +94,7 @@ def advise(capability: Capability, driver: str | None) -> ImageAdvice:
     """The image for a compute capability. driver: its version, such as "580.95.05"; None if unknown."""
     row = next((row for row in _TABLE if row.first <= capability < row.end), None)
     if row is None:
-        reason = "no Triton image takes a card below compute capability 6.0; it can serve on the CPU"
+        reason = "no Triton image takes a GPU below compute capability 6.0; it can serve on the CPU"
         return ImageAdvice(None, False, "before Pascal", reason, "", DriverFit.UNKNOWN, "")
     return ImageAdvice(
         image=f"{NAME}:{row.release.name}-py3",
@@ -114,7 +114,7 @@ def advise_all(capabilities: Sequence[Capability], driver: str | None) -> ImageA
     advice = advise(oldest, driver)
     if oldest >= TURING or newest < BLACKWELL or advice.image is None:
         return advice
-    reason = "no image takes both the oldest card and a Blackwell one; give each its own Triton with --gpus device=N"
+    reason = "no image takes both the oldest GPU and a Blackwell one; give each its own Triton with --gpus device=N"
     return ImageAdvice(None, False, f"{advice.cards}, and Blackwell", reason, "", DriverFit.UNKNOWN, "")
 
 

@@ -240,7 +240,7 @@ def test_mended_picture_and_what_builds_on_it_are_marked(tmp_path: Path) -> None
     ("size", "limits", "expected"),
     [
         ((1280, 720), {}, ""),
-        ((1280, 720), {"num_decoder_engines": 0}, "the card has no video engine"),
+        ((1280, 720), {"num_decoder_engines": 0}, "the GPU has no video engine"),
         ((32, 32), {"width_min": 48, "height_min": 16}, "NVDEC takes h264 of 48x16 and more, and this is 32x32"),
         ((5000, 500), {"width_max": 4096, "height_max": 4096}, "at most, and this is 5000x500"),
         ((4096, 4096), {"width_max": 4096, "height_max": 4096, "mb_num_max": 8192}, "at most, and this is 4096x4096"),

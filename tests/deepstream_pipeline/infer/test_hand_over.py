@@ -336,7 +336,7 @@ def test_engine_that_reads_elsewhere_is_found_out(gateway: CardGateway, rig: Rig
     """What comes of it is not the same."""
     gateway.engine.skew_bytes = 4 * 3 * SIDE * SIDE
     choice = rig.engine.hand_over(rig.network, RowMemory.AUTO)
-    assert choice.reason == "through the card's memory output 'y' is another than through the host's"
+    assert choice.reason == "through the GPU's memory output 'y' is another than through the host's"
 
 
 def test_engine_that_does_not_answer_the_trial_leaves_rows_in_the_host(
@@ -373,7 +373,7 @@ def test_who_wants_the_host_or_has_no_card_gets_the_host_and_nothing_is_tried(ga
     engine.start(20)
     network = engine.network("owned", 20)
     assert engine.hand_over(network, RowMemory.HOST) == RowMemoryChoice(RowMemory.HOST, "the settings say host")
-    assert engine.hand_over(network, RowMemory.AUTO) == RowMemoryChoice(RowMemory.HOST, "no card is in use")
+    assert engine.hand_over(network, RowMemory.AUTO) == RowMemoryChoice(RowMemory.HOST, "no GPU is in use")
     assert gateway.engine.inferred == []
     engine.close()
     assert "closed" in engine.hand_over(network, RowMemory.AUTO).reason

@@ -56,7 +56,7 @@ def test_previews_with_a_card_are_encoded_on_it(kind: JpegKind, driver: FakeDriv
 
 def test_previews_set_to_use_nvjpeg_without_a_card_are_refused() -> None:
     """At start, with what to say instead."""
-    with pytest.raises(SinkFailed, match="jpeg is nvjpeg, and the program has no card open"):
+    with pytest.raises(SinkFailed, match="jpeg is nvjpeg, and the program has no GPU open"):
         PreviewBoard(PreviewOptions(jpeg=JpegKind.NVJPEG), Osd())
 
 

@@ -22,11 +22,11 @@ AUTO, CPU, NVDEC = DecoderKind.AUTO, DecoderKind.CPU, DecoderKind.NVDEC
     ("wish", "absence", "kind", "is_refused"),
     [
         (AUTO, None, NVDEC, False),
-        (AUTO, "no card", CPU, False),
+        (AUTO, "no GPU", CPU, False),
         (CPU, None, CPU, False),
-        (CPU, "no card", CPU, False),
+        (CPU, "no GPU", CPU, False),
         (NVDEC, None, NVDEC, False),
-        (NVDEC, "no card", CPU, True),
+        (NVDEC, "no GPU", CPU, True),
     ],
 )
 def test_decoder_follows_from_the_wish_and_the_card(

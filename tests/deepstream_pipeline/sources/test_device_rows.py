@@ -75,7 +75,7 @@ def test_row_that_cannot_be_is_a_broken_promise(shape: tuple[int, ...], is_on_de
 
 def test_row_on_a_card_that_it_does_not_know_is_a_broken_promise() -> None:
     """There is no address to read."""
-    with pytest.raises(BrokenPromise, match="on a card"):
+    with pytest.raises(BrokenPromise, match="on a GPU"):
         feed_of(None).prepared(READY, FrameNumbers(), 1.0, max_pixels=100, is_live=True)
 
 

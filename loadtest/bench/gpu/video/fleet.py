@@ -23,7 +23,7 @@ from penstock.gateway.workers.running_stacks import UP_CHILD
 
 # In the reason of a source that found no decoder left on the GPU, or whose GPU decodes as much as it can.
 DECODERS_FULL, DECODERS_BUSY = "makes no more decoders", "the video decoders are full"
-WAITS = "waits for its turn at the card"  # in that of one that has not asked the GPU yet, or asks again
+WAITS = "waits for its turn at the GPU"  # in that of one that has not asked the GPU yet, or asks again
 STILL_S = 12.0  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
 ASK_WHY_S = 5.0  # the same: then the sources' reasons are read
 MOSTLY = 0.9  # of the streams without answers, so that it is what limits their number

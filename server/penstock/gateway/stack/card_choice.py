@@ -40,7 +40,7 @@ def with_cards(choice: EngineChoice, machine: Machine | None = None) -> EngineCh
         return _placed(choice, cards)
     if len(cards) > 1 and has_wish:
         raise CannotStart(
-            f"gpus is {settings.gpus!r}, and the embedded engine uses one card; name one, or use --engine triton"
+            f"gpus is {settings.gpus!r}, and the embedded engine uses one GPU; name one, or use --engine triton"
         )
     return replace(choice, cards=cards if has_wish else ())
 
@@ -57,11 +57,11 @@ def _placed(choice: EngineChoice, cards: tuple[Card, ...]) -> EngineChoice:
     highest = max(port or 0 for port in settings.engine_ports_of(len(cards) - 1))
     if highest > MAX_PORT:
         raise CannotStart(
-            f"the Triton of the last of {len(cards)} cards would listen on port {highest}, and {MAX_PORT} is the "
+            f"the Triton of the last of {len(cards)} GPUs would listen on port {highest}, and {MAX_PORT} is the "
             "highest; choose a lower port with --engine-http-port, --engine-grpc-port or --engine-metrics-port"
         )
     placement = place([CardState(card) for card in cards], read_needs(settings.repositories, settings.models))
-    log.info("an engine process for each card", cards=", ".join(f"{card.label} ({card.name})" for card in cards))
+    log.info("an engine process for each GPU", cards=", ".join(f"{card.label} ({card.name})" for card in cards))
     for name, reason in sorted(placement.reasons.items()):
         log.info("model is placed", model=name, cards=reason)
     homes = {

@@ -97,7 +97,7 @@ def plan_mps(request: MpsRequest, wanted: Sequence[ModelClients], machine: Machi
     directory = request.directory or (Path(pipes) if pipes else None)
     if len({card.capability >= VOLTA for card in machine.reading.cards}) > 1:
         raise MpsUnavailable(
-            "MPS serves cards from Volta on, or those before, not both; name one kind in CUDA_VISIBLE_DEVICES"
+            "MPS serves GPUs from Volta on, or those before, not both; name one kind in CUDA_VISIBLE_DEVICES"
         )
     is_foreign = directory is not None and (request.directory is None or daemon_listens(directory))
     if is_foreign and directory is not None:

@@ -223,13 +223,13 @@ class StackEngine:
         """Ends Triton while its card is lost, and starts it when it is back. lost: the reason, or empty."""
         if lost and self._has_card.is_set():
             self._has_card.clear()
-            log.error("an engine is stopped until its card is back", card=self.label, reason=lost)
+            log.error("an engine is stopped until its GPU is back", card=self.label, reason=lost)
             self._began_without_card = not self.restart(lost, is_lost=True)
         elif not lost and not self._has_card.is_set():
             self._has_card.set()
-            log.info("a card is back; its engine starts", card=self.label)
+            log.info("a GPU is back; its engine starts", card=self.label)
             if self._began_without_card:
-                self.restart("its card is back", is_lost=True)
+                self.restart("its GPU is back", is_lost=True)
 
     # End
 

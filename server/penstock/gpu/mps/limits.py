@@ -57,7 +57,7 @@ def too_many_clients(wanted: Iterable[ModelClients], reading: NvmlReading) -> st
         if total > limit:
             largest, _ = counts.most_common(1)[0]
             return (
-                f"{total} MPS clients on card {card.index}, {total - TRITON_CLIENTS} model instances and Triton's own, "
+                f"{total} MPS clients on GPU {card.index}, {total - TRITON_CLIENTS} model instances and Triton's own, "
                 f"are more than the {limit} that MPS serves on a {card.name}; lower the count of {largest!r} "
                 f"({counts[largest]}) in its config.pbtxt's instance_group, or serve fewer with --models"
             )
@@ -69,7 +69,7 @@ def unlimited(cards: Sequence[GpuDevice]) -> str:
     old = next((card for card in cards if card.capability < VOLTA), None)
     if old is None:
         return ""
-    return f"card {old.index} ({old.name}) is older than Volta, where MPS limits no client's threads or memory"
+    return f"GPU {old.index} ({old.name}) is older than Volta, where MPS limits no client's threads or memory"
 
 
 def read_percentage(text: object) -> float | Literal["auto"]:
@@ -89,7 +89,7 @@ def memory_limit_error(text: str) -> str:
     """The mistake in a pinned-memory limit, "4G" or by card "0=4G,1=2G"; empty if it is valid or empty."""
     for limit in filter(None, text.split(",")):
         if not _MEMORY.fullmatch(limit.strip()):
-            return f"has {limit.strip()!r}; it takes 4G or 4096M, or by card 0=4G,1=2G"
+            return f"has {limit.strip()!r}; use 4G or 4096M, or 0=4G,1=2G for each GPU number"
     return ""
 
 

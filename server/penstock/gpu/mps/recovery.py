@@ -164,7 +164,7 @@ class RecoveryPolicy:
     def _in_fault(self, now: float, observation: Observation, server: Server) -> list[Action]:
         self.may_start = False
         since = self._faulty_since = now if self._faulty_since is None else self._faulty_since
-        reason = f"MPS server {server.pid} is in FAULT: a fatal fault of one client ended all on its card"
+        reason = f"MPS server {server.pid} is in FAULT: a fatal fault of one client ended all on its GPU"
         actions = self._end_clients(now, observation, reason, is_lost=True)
         if self._owns_daemon and now - since >= FAULT_TIMEOUT_S and not observation.clients & observation.engine.ours:
             self._faulty_since = None
@@ -215,7 +215,7 @@ class RecoveryPolicy:
         numbers = ", ".join(map(str, sorted(self.beside)))
         reason = (
             f"process {numbers} computes beside MPS, by turns with all others; is the daemon of our user, and does it "
-            "see the same cards?"
+            "see the same GPUs?"
         )
         # CUDA falls back for all processes or for none: one unattached process may only have queried its cards.
         is_fallback = not self.attached and self.beside != {observation.engine.pid}

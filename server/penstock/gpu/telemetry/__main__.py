@@ -55,7 +55,7 @@ def _open_cards(*, with_gpm: bool) -> tuple[Cards | None, str]:
         cards = Cards(with_gpm=with_gpm)
     except nvml.NVMLError as error:
         return None, f"NVML: {error}"
-    return (cards, "") if len(cards) else (None, "the driver sees no card")
+    return (cards, "") if len(cards) else (None, "the driver sees no GPU")
 
 
 def write_lines(interval_s: float, dcgm_url: str) -> None:

@@ -10,7 +10,7 @@ from penstock.gpu.telemetry.messages import CardLoad, TelemetryMessage
 # uncontained memory error, unresponsive GSP, unrecovered memory error.
 NEEDS_RESET = frozenset({46, 62, 64, 79, 95, 119, 120, 140})
 GONE = "the driver does not show it any more"
-_FIX = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
+_FIX = "see dmesg, then reset the GPU (nvidia-smi --gpu-reset) or restart the machine"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class TelemetryReader:
     def _publish(self, line: TelemetryMessage) -> None:
         """Logs the cards once, and changes of their state."""
         for xid in line.xids:
-            log.warning("the driver reports an error of a card", gpu=xid.gpu, xid=xid.number)
+            log.warning("the driver reports an error of a GPU", gpu=xid.gpu, xid=xid.number)
         for index, reason in self.health.cards.items():
             before = self._reasons.get(index)
             if reason and reason != before:

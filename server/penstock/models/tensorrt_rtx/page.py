@@ -47,8 +47,8 @@ def summary_lines(built: BuiltEngine) -> list[str]:
 
 def _served(advice: TensorRtAdvice) -> str:
     if advice.is_served:
-        return f"{SERVED}, with driver {MIN_DRIVER} or newer; Penstock never ran it on such a card"
-    return f"for such a card use {advice.sentence}"
+        return f"{SERVED}, with driver {MIN_DRIVER} or newer; Penstock never ran it on such a GPU"
+    return f"for such a GPU use {advice.sentence}"
 
 
 def _folded(table: FusionTable) -> list[str]:
