@@ -51,6 +51,19 @@ def test_every_parameter_of_the_config_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("measured_on", "is_on_gpu", "settings", "rows"),
+    [("cpu", False, {}, 2), ("cpu", True, {}, 16), ("cpu", True, {"max_batch_size": "4"}, 4), ("", True, {}, 2)],
+)
+def test_limit_that_was_measured_on_a_cpu_does_not_apply_on_a_gpu(
+    measured_on: str, *, is_on_gpu: bool, settings: dict[str, str], rows: int
+) -> None:
+    """There config.pbtxt's own max_batch_size is the limit; one in the settings, or without that mark, applies."""
+    config = with_parameters(max_batch_size="2", max_batch_size_measured_on=measured_on)
+    assert read_options(dataclasses.replace(config, is_on_gpu=is_on_gpu), settings).max_batch_size == rows
+    assert misspelt_parameters(config) == {}
+
+
+@pytest.mark.parametrize(
     ("backend", "decoder", "reads_slab"),
     [("torch", "engine", True), ("torch", " Engine", True), ("torch", "gateway", False), ("python", "engine", False)],
 )

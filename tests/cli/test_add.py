@@ -30,6 +30,7 @@ def test_add_writes_the_folder_loads_it_and_shows_how_to_use_it(
     assert answer.exit_code == 0, answer.stderr
     assert f"best: yolox, in {home() / 'models' / 'best'}" in answer.stdout
     assert "up to 8 pictures per call" in answer.stdout
+    assert has_driver() or "a GPU was not tried: there is no NVIDIA GPU here" in answer.stdout
     assert f"loaded at {stand_in.url}" in answer.stdout
     assert "penstock infer best photo.jpg --draw out.jpg" in answer.stdout
     assert f"{stand_in.url}/v2/models/best/image" in answer.stdout
@@ -66,7 +67,7 @@ def test_demanded_gpu_that_is_not_here_adds_nothing(penstock: Call, tmp_path: Pa
     """--on gpu without a GPU is a failure with the reason, and no folder is left."""
     answer = penstock("models", "add", write_yolox(tmp_path / "m.onnx"), *FLAGS, "--on", "gpu", "--no-load")
     assert answer.exit_code == 1
-    assert "--on gpu is not possible: there is no NVIDIA GPU here" in answer.stderr
+    assert "--on gpu is not possible: there is no NVIDIA GPU here; run this command on the GPU machine" in answer.stderr
     assert not (home() / "models" / "m").exists()
 
 

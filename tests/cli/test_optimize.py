@@ -73,17 +73,27 @@ def test_optimize_for_tensorrt_writes_a_calibrated_model_and_claims_no_accuracy(
     assert 'value: "/engines"' in (folder / "config.pbtxt").read_text()
     assert (folder / "tensorrt" / "calibration.flatbuffers").is_file()
     assert "its accuracy was not measured" in done.stdout
+    assert f"copy {folder / 'tensorrt' / 'calibration.flatbuffers'} to /engines as Triton sees it" in done.stdout
     assert f"small-tensorrt-int8 is loaded at {stand_in.url}" in done.stdout
     report = json.loads(run(*words, "--json", url=stand_in.url).stdout)
     assert (report["name"], report["calibrating"], report["cache"]) == ("small-tensorrt-int8", 8, "/engines")
 
 
-def test_optimize_refuses_another_precision_of_tensorrt(home: Path, pictures: Path) -> None:
-    """INT8 is not FP16."""
-    done = run("small", "--int8", "--calibrate", pictures, "--accelerator", "tensorrt-fp16")
-    assert (done.exit_code, done.stderr) == (
-        2, "penstock: --accelerator tensorrt-fp16 is not for --int8: give --accelerator tensorrt\n",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--int8", "--accelerator", "tensorrt-fp16"), "tensorrt-fp16 is not for --int8: give --accelerator tensorrt"),
+        (("--accelerator", "tensorrt"), "use `penstock models add FILE --accelerator tensorrt`"),
+        (("--torch", "--accelerator", "tensorrt"), "tensorrt is not for --torch, which makes a PyTorch program"),
+    ],
+)
+def test_optimize_refuses_an_accelerator_that_does_not_fit(
+    home: Path, pictures: Path, words: tuple[str, ...], why: str
+) -> None:
+    """TensorRT goes with --int8 only, in no other precision; the message names the command for a float model."""
+    done = run("small", *words, "--calibrate", pictures)
+    assert done.exit_code == 2
+    assert why in done.stderr
 
 
 def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: Path, stand_in: StandIn) -> None:

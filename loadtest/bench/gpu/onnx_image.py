@@ -40,7 +40,7 @@ from penstock.logs import LogFormat, configure_logs
 from penstock.models.add import AddOptions, add_model, name_from
 from penstock.models.added_folder import CannotAdd, proto_text
 from penstock.models.inspect.inspection import Hints
-from penstock.models.placement.choice import ON_CPU, CannotPlace, Device, PlacementWish
+from penstock.models.placement.choice import ON_CPU, CannotPlace, Device, PlacementChoice, PlacementWish
 from penstock.models.placement.placed_model import placed_config
 from penstock.models.placement.placing import place, why_no_gpu
 from penstock.vision.spec import ColorFormat
@@ -67,7 +67,7 @@ def add_both(source: Path, home: Path, *, is_gpu: bool, precision: Precision | N
     try:
         if source.is_dir():
             _copy(source, chosen)
-            choice = place(chosen, wish, pictures=(), rows=1, no_gpu=why_no_gpu())
+            choice: PlacementChoice | None = place(chosen, wish, pictures=(), rows=1, no_gpu=why_no_gpu())
         else:
             choice = add_model(source, chosen.name, AddOptions(Hints(), wish=wish), home=home).placement
     except (CannotAdd, CannotPlace) as error:

@@ -300,7 +300,7 @@ def _report(added: "AddedModel", problem: str, state: str) -> AddReport:
             *recognition.warnings,
             *trial.warnings,
             *map(question_text, recognition.questions),
-            *filter(None, (problem,)),
+            *filter(None, (added.accelerator, problem)),
         ),
         rows_per_s={rows: round(rate, 1) for rows, rate in added.batches.rows_per_s},
         golden=(added.folder / "golden.json").exists(),

@@ -177,10 +177,8 @@ def optimize(
 
     --torch: NAME-torch, the same network as a PyTorch program, compared with ONNX Runtime in FP32 before it is written.
     """
-    if int8 == torch:
-        fail("give either --int8 or --torch")
-    if accelerator not in (None, Accelerator.TENSORRT):
-        fail(f"--accelerator {accelerator} is not for --int8: give --accelerator tensorrt")
+    if why := _refusal(int8=int8, torch=torch, accelerator=accelerator):
+        fail(why)
     settings = settings_or_fail(home)
     model = _find_model(name, settings)
     gateway = gateway_of(url, api_key)
@@ -201,6 +199,22 @@ def optimize(
             result_name, fill = _work(model, pictures, calibrate)
             report = _make_model_folder(result_name, fill, settings.home_path)
         _print_result(report, settings, gateway, as_json=as_json)
+
+
+def _refusal(*, int8: bool, torch: bool, accelerator: Accelerator | None) -> str:
+    """Why the flags do not go together; empty if they do."""
+    if accelerator is not None and torch:
+        return f"--accelerator {accelerator} is not for --torch, which makes a PyTorch program: leave one of them out"
+    if accelerator is not None and not int8:
+        return (
+            f"--accelerator {accelerator} is for --int8 here; for the float model use `penstock models add FILE "
+            f"--accelerator {accelerator}`"
+        )
+    if int8 == torch:
+        return "give either --int8 or --torch"
+    if accelerator not in (None, Accelerator.TENSORRT):
+        return f"--accelerator {accelerator} is not for --int8: give --accelerator tensorrt"
+    return ""
 
 
 def _print_result(report: "OptimizationReport", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
@@ -274,20 +288,19 @@ def _silence_onnxruntime() -> None:
 def _calibrate(model: InstalledModel, pictures: Sequence[Path], home: Path, cache: str) -> "Calibration":
     from penstock.models.optimize.source import read_source
     from penstock.models.optimize.tensorrt_int8 import calibrate
-    from penstock.models.tensorrt_accelerator import CACHE_FOLDER
 
     _silence_onnxruntime()
     source, name = read_source(model.repository / model.name), f"{model.name}-tensorrt-int8"
-    cache = cache or str((repository_of(home) / name / CACHE_FOLDER).resolve())
+    folder = repository_of(home) / name
     return _make_model_folder(
         name,
-        lambda staged, progress: calibrate(source, pictures, staged, name=name, cache=cache, progress=progress),
+        lambda staged, progress: calibrate(source, pictures, staged, folder=folder, cache=cache, progress=progress),
         home,
     )
 
 
 def _print_calibration(found: "Calibration", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
-    from penstock.models.optimize.tensorrt_int8 import NOT_JUDGED
+    from penstock.models.optimize.tensorrt_int8 import NOT_JUDGED, copy_sentence, few_sentence
 
     folder = repository_of(settings.home_path) / found.name
     loaded, is_failure = _load(found.name, gateway, settings)
@@ -295,6 +308,10 @@ def _print_calibration(found: "Calibration", settings: Settings, gateway: Gatewa
         print_json(asdict(found) | {"folder": str(folder), "gateway": loaded})
     else:
         typer.echo(f"{found.name} is in {folder}: {found.tensors} ranges by {found.calibrating} pictures; {NOT_JUDGED}")
+        if few := few_sentence(found):
+            typer.echo(f"warning: {few}")
+        if copied := copy_sentence(found, folder):
+            typer.echo(f"before Triton loads it, {copied}")
     if is_failure:
         fail(loaded, code=1)
     if not as_json:

@@ -15,8 +15,8 @@ from penstock.models.inspect.facts import UnreadableModel
 from penstock.models.inspect.inspection import Hints, Inspection, Limits, inspect_file, memory_limit_bytes
 from penstock.models.model_folder import disk_sentence, new_model_folder, remove, repository_of
 from penstock.models.placement.choice import CannotPlace, PlacementChoice, PlacementWish, demanded
-from penstock.models.placement.placing import place, why_no_gpu
-from penstock.models.tensorrt_accelerator import CACHE_FOLDER, write_accelerator
+from penstock.models.placement.placing import place, why_no_gpu, why_not_here
+from penstock.models.tensorrt_accelerator import CACHE_FOLDER, accelerator_sentence, write_accelerator
 from penstock.models.triton_folder import CONFIG_FILE, check_files, fill_from_folder, has_card, model_file_of
 from penstock.process_limits import limited_memory
 from penstock.protocol.errors import InvalidRequest
@@ -37,13 +37,17 @@ class NotServable(CannotAdd):
 
 @dataclass(frozen=True, slots=True)
 class AddedModel:
-    """An added model. folder: in the repository. placement: where it runs; None if only the engine decides that."""
+    """An added model. folder: in the repository. placement: where it runs; None if only the engine decides that.
+
+    accelerator: a sentence about the TensorRT of Triton of NGC; empty if none was demanded.
+    """
 
     name: str
     folder: Path
     inspection: Inspection
     batches: Batches
     placement: PlacementChoice | None = None
+    accelerator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ def add_model(
     has_config = (source / CONFIG_FILE).is_file()
     if demanded(options.wish) and has_config:
         raise CannotAdd(f"{demanded(options.wish)} is for files: {source / CONFIG_FILE} says where its model runs")
+    if why := why_not_here(options.wish, why_no_gpu()):
+        raise CannotAdd(why)
     try:
         inspection = inspect_file(
             file, options.hints, options.limits, pictures=options.pictures, allows_code=options.allows_code
@@ -124,12 +130,12 @@ def add_model(
                 batches = fill(staged, source if has_config else file, name, inspection, origin=origin)
             placement = None if has_config else _place(staged, inspection, batches, options, on_stage)
             _copy_picture(staged, options.pictures)
-            _accelerate(staged, repository_of(home) / name, options)
+            accelerator = _accelerate(staged, repository_of(home) / name, options)
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:
         needs_bytes = inspection.facts.size_bytes
         raise CannotAdd(disk_sentence(error, home, needs_bytes=needs_bytes)) from error
-    return AddedModel(name, repository_of(home) / name, inspection, batches, placement)
+    return AddedModel(name, repository_of(home) / name, inspection, batches, placement, accelerator)
 
 
 def _place(
@@ -198,15 +204,22 @@ def _check_code(source: Path, inspection: Inspection, *, allows_code: bool) -> N
             raise CannotAdd(error.message.replace("in the request ", "")) from error
 
 
-def _accelerate(staged: Path, folder: Path, options: AddOptions) -> None:
-    """Writes the accelerator of the options. folder: where the model will lie."""
+def _accelerate(staged: Path, folder: Path, options: AddOptions) -> str:
+    """Writes the accelerator of the options, and a sentence about it into MODEL.md. folder: where the model will lie.
+
+    Returns the sentence; empty without an accelerator.
+    """
     if options.accelerator is None:
-        return
+        return ""
     cache = options.accelerator_cache or str(folder.resolve() / CACHE_FOLDER)
     try:
         write_accelerator(staged, options.accelerator.precision, cache)
     except InvalidRequest as error:
         raise CannotAdd(error.message) from error
+    sentence = accelerator_sentence(options.accelerator, cache)
+    with (staged / "MODEL.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n## TensorRT\n\n{sentence}.\n")
+    return sentence
 
 
 def _copy_picture(staged: Path, pictures: Sequence[Path]) -> None:

@@ -17,6 +17,7 @@ from tritonclient.grpc import model_config_pb2
 from penstock.engines.config_pbtxt import config_from_proto
 from penstock.engines.ort_serving.config import OrtLoadError
 from penstock.engines.ort_serving.session import ORT_ERRORS, SEVERITY_FATAL, open_session
+from penstock.gateway.batching.options import MAX_BATCH_SIZE, MEASURED_ON
 from penstock.models.batch_axis import RowsProof, Run, free_batch, is_free, prove_rows, session_run
 from penstock.models.bounded_runs import run_within
 from penstock.models.catalogue import CatalogueError
@@ -285,7 +286,9 @@ def _with_batches(config: ModelConfig, batches: Batches) -> ModelConfig:
     if batches.rows_per_s:
         usual["slo_p99_ms"] = str(default_slo_ms(batches.rows_per_s, batches.max_rows or 1))
     if batches.rows_per_s and batches.max_rows:
-        usual |= {"batch_owner": "gateway", "max_batch_size": str(batches.best_rows)}
+        usual |= {"batch_owner": "gateway", MAX_BATCH_SIZE: str(batches.best_rows)}
+        if config.backend == "onnxruntime" and MAX_BATCH_SIZE not in config.parameters:
+            usual[MEASURED_ON] = "cpu"
     parameters = {**usual, **config.parameters, ADDED_BY: "penstock models add"}
     if not batches.max_rows:
         one = tuple(

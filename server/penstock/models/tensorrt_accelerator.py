@@ -9,6 +9,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2
 
 from penstock.engines.config_pbtxt import config_from_proto, read_proto
+from penstock.gateway.batching.options import MAX_BATCH_SIZE, MEASURED_ON
 from penstock.gpu.tensorrt import Accelerator
 from penstock.models.added_folder import proto_text
 from penstock.protocol.errors import InvalidRequest
@@ -17,29 +18,37 @@ CACHE_FOLDER = "tensorrt"  # in the model's folder: engines, and the calibration
 WORKSPACE_BYTES = 1 << 30  # the backend's default, written out so that it is seen
 
 
-_PREFERRED = "max_batch_size"  # parameter: the batch size that the gateway forms
-
-
 def write_accelerator(folder: Path, precision: str, cache: str, *, table: str = "") -> None:
     """Adds the accelerator to the config.pbtxt of a model's folder.
 
     precision: FP32, FP16 or INT8. cache: folder for engines, as Triton sees it. table: calibration table in it, for
-    INT8. Batches of the largest size are preferred: the speeds that `models add` measured are those of a CPU. Raises
-    InvalidRequest, OSError.
+    INT8. Raises InvalidRequest, OSError.
     """
     path = folder / "config.pbtxt"
     proto = read_proto(path)
     backend = config_from_proto(proto).backend
     if backend != "onnxruntime":
         raise InvalidRequest(f"model {proto.name!r} is of backend {backend!r}: --accelerator is for ONNX models")
-    if _PREFERRED in proto.parameters:
-        proto.parameters[_PREFERRED].string_value = str(proto.max_batch_size)
     add_accelerator(proto, precision, cache, table=table)
     path.write_text(proto_text(proto), encoding="utf-8")
 
 
+def accelerator_sentence(accelerator: Accelerator, cache: str) -> str:
+    """What the accelerator means, for the user. cache: folder for engines, as Triton sees it."""
+    return (
+        f"TensorRT in {accelerator.precision} runs it in Triton of NGC only, which was never tried; elsewhere ONNX Runtime "
+        f"runs it. Engines are cached in {cache}, a path as Triton sees it (--accelerator-cache)"
+    )
+
+
 def add_accelerator(proto: model_config_pb2.ModelConfig, precision: str, cache: str, *, table: str = "") -> None:
-    """Replaces the TensorRT accelerator of a config; other accelerators stay. KIND_CPU becomes KIND_AUTO."""
+    """Replaces the TensorRT accelerator of a config; other accelerators stay. KIND_CPU becomes KIND_AUTO.
+
+    The gateway forms batches of max_batch_size rows, the profile's: a smaller limit was measured on a CPU.
+    """
+    if MAX_BATCH_SIZE in proto.parameters:
+        proto.parameters[MAX_BATCH_SIZE].string_value = str(proto.max_batch_size)
+    proto.parameters.pop(MEASURED_ON, None)
     for group in proto.instance_group:
         if group.kind == model_config_pb2.ModelInstanceGroup.KIND_CPU:
             group.kind = model_config_pb2.ModelInstanceGroup.KIND_AUTO

@@ -6,7 +6,7 @@ import msgspec
 class ModelAdded(msgspec.Struct, kw_only=True):
     """Report on the added model. max_batch_size: 0 for one picture per call. state: READY if it serves, or why not.
 
-    placement_reason: where it runs and why, `runs on the GPU in FP16: …`; empty without a GPU.
+    placement_reason: where it runs and why, `runs on the GPU in FP16: …`; empty if only the engine decides.
     """
 
     name: str

@@ -81,6 +81,7 @@ def test_added_model_has_a_card_proven_batches_and_its_origin(
     assert card is not None
     assert (config.max_batch_size, config.inputs[0].shape, card.layout.name) == (8, (3, 64, 64), "yolox")
     assert (config.parameters["batch_owner"], config.parameters["slo_p99_ms"]) == ("gateway", "2000")
+    assert config.parameters["max_batch_size_measured_on"] == "cpu"
     assert hashlib.sha256(source.read_bytes()).hexdigest() in (added.folder / "MODEL.md").read_text()
     assert was_added(added.folder)
 
@@ -112,6 +113,7 @@ def test_batching_options_that_the_user_gives_win(tmp_path: Path) -> None:
     added = add_model(write_yolox(tmp_path / "m.onnx"), "m", options, home=tmp_path)
     parameters = read_config(added.folder / "config.pbtxt").parameters
     assert {name: parameters[name] for name in own} == own
+    assert "max_batch_size_measured_on" not in parameters
 
 
 def test_default_deadline_gives_slow_models_more_time() -> None:

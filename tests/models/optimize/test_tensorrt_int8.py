@@ -12,7 +12,14 @@ from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 from tritonclient.grpc import model_config_pb2
 
 from penstock.models.optimize.source import OptimizeError, Progress, SourceModel, read_samples
-from penstock.models.optimize.tensorrt_int8 import TABLE, calibrate, measure_magnitudes
+from penstock.models.optimize.tensorrt_int8 import (
+    TABLE,
+    Calibration,
+    calibrate,
+    copy_sentence,
+    few_sentence,
+    measure_magnitudes,
+)
 
 
 def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
@@ -21,7 +28,9 @@ def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
     """Every tensor has a range that its greatest magnitude does not exceed by far; TensorRT is to read that table."""
     staged = tmp_path / "staged"
     staged.mkdir()
-    found = calibrate(source, pictures, staged, name="small-trt", cache="/models/small-trt/tensorrt", progress=silent)
+    source.proto.parameters["max_batch_size"].string_value = "1"
+    source.proto.parameters["max_batch_size_measured_on"].string_value = "cpu"
+    found = calibrate(source, pictures, staged, folder=Path("/models/small-trt"), cache="", progress=silent)
     assert (staged / "1" / "model.onnx").read_bytes() == source.path.read_bytes()
     table = TrtTable.GetRootAsTrtTable((staged / "tensorrt" / TABLE).read_bytes(), 0)
     entries = [table.Dict(number) for number in range(table.DictLength())]
@@ -33,6 +42,8 @@ def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
     assert 0 < ranges["logits"] <= 1.01 * np.abs(logits).max()
     assert min(ranges.values()) > 0
     config = text_format.Parse((staged / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    assert config.parameters["max_batch_size"].string_value == "16"
+    assert "max_batch_size_measured_on" not in config.parameters
     (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
     assert (config.name, accelerator.name) == ("small-trt", "tensorrt")
     assert dict(accelerator.parameters) == {
@@ -48,7 +59,30 @@ def test_calibration_writes_the_float_file_a_symmetric_table_and_the_config(
         "trt_profile_opt_shapes": "image:16x3x32x32",
         "trt_profile_max_shapes": "image:16x3x32x32",
     }
-    assert "TensorRT never ran it" in (staged / "MODEL.md").read_text()
+    page = (staged / "MODEL.md").read_text()
+    assert "TensorRT never ran it" in page
+    assert not copy_sentence(found, staged)
+    assert "copy " not in page
+
+
+def test_cache_in_another_folder_needs_a_copy_of_the_table(
+    source: SourceModel, pictures: list[Path], silent: Progress, tmp_path: Path
+) -> None:
+    """Report and MODEL.md say that the table must be copied to that folder."""
+    staged, folder = tmp_path / "staged", tmp_path / "small-trt"
+    staged.mkdir()
+    found = calibrate(source, pictures[:8], staged, folder=folder, cache="/cache/x", progress=silent)
+    wanted = f"copy {folder / 'tensorrt' / TABLE} to /cache/x as Triton sees it"
+    assert copy_sentence(found, folder).startswith(wanted)
+    assert f"Before Triton loads it, copy small-trt/tensorrt/{TABLE} to /cache/x" in (staged / "MODEL.md").read_text()
+
+
+@pytest.mark.parametrize(("count", "is_few"), [(4, True), (49, True), (50, False)])
+def test_few_pictures_give_a_warning(count: int, *, is_few: bool) -> None:
+    """Half of the advised 100 pictures calibrate; with fewer the ranges are rough."""
+    sentence = few_sentence(Calibration("m-tensorrt-int8", "m", count, 5, "/cache", ()))
+    assert bool(sentence) is is_few
+    assert not is_few or f"{count} pictures give rough ranges: calibrate with 100 or more" in sentence
 
 
 def test_range_of_a_tensor_that_is_never_positive_is_its_magnitude(tmp_path: Path) -> None:
@@ -76,8 +110,8 @@ def test_file_that_is_not_the_whole_model_is_not_calibrated(
     model = onnx.load(source.path)
     onnx.save(model, source.path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     with pytest.raises(OptimizeError, match="has its weights in other files: export it as one file"):
-        calibrate(source, pictures, staged, name="small-trt", cache="/c", progress=silent)
+        calibrate(source, pictures, staged, folder=tmp_path / "small-trt", cache="/c", progress=silent)
     source.path.write_bytes(content[: len(content) // 2])
     with pytest.raises(OptimizeError, match="cannot open"):
-        calibrate(source, pictures, staged, name="small-trt", cache="/c", progress=silent)
+        calibrate(source, pictures, staged, folder=tmp_path / "small-trt", cache="/c", progress=silent)
     assert list(staged.iterdir()) == []

@@ -63,17 +63,19 @@ def test_broken_reply_ends_the_list() -> None:
 
 
 def test_choice_is_written_into_the_folder(folder: Path) -> None:
-    """config.pbtxt gets the kind, the precision and the batch size, and MODEL.md the reason and what was tried."""
+    """config.pbtxt gets kind, precision and the GPU's batch size, and MODEL.md the reason and what was tried."""
+    with (folder / "config.pbtxt").open("a") as file:
+        file.write('parameters { key: "max_batch_size_measured_on" value { string_value: "cpu" } }\n')
 
     def try_there(*_: object) -> list[PlacementTrial]:
         return trials_of(100, 400, 900)
 
-    choice = place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="", try_there=try_there)
-    assert choice is not None
+    place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="", try_there=try_there)
     config = read_proto(folder / "config.pbtxt")
     assert [(group.kind, group.count) for group in config.instance_group] == [(1, 2)]
     assert config.parameters["precision"].string_value == "fp16"
     assert config.parameters["max_batch_size"].string_value == "8"
+    assert "max_batch_size_measured_on" not in config.parameters
     page = (folder / "MODEL.md").read_text()
     assert "It runs on the GPU in FP16: 9.0 times the CPU's rate" in page
     assert "| the GPU in FP32 | 200/s with 1, 400/s with 8 |" in page
@@ -84,38 +86,32 @@ def test_choice_whose_outputs_the_engine_cannot_compare_turns_its_check_off(fold
     *others, half = trials_of(100, 400, 900)
     trials = [*others, replace(half, is_checked=False)]
     choice = place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="", try_there=lambda *_: trials)
-    assert choice is not None
     assert choice.precision is Precision.FP16
     assert read_proto(folder / "config.pbtxt").parameters["check-answers"].string_value == "0"
 
 
 def test_cpu_that_is_chosen_keeps_its_batch_size(folder: Path) -> None:
     """A slow GPU leaves the model on the CPU, with no precision in its config."""
-    choice = place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="", try_there=lambda *_: trials_of(100, 40, 50))
-    assert choice is not None
+    place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="", try_there=lambda *_: trials_of(100, 40, 50))
     config = read_proto(folder / "config.pbtxt")
     assert [group.kind for group in config.instance_group] == [2]
     assert not {"precision", "max_batch_size"} & set(config.parameters)
 
 
-def test_nothing_is_tried_without_a_gpu(folder: Path) -> None:
-    """Without a GPU the folder stays as it is, and no process is started."""
+@pytest.mark.parametrize("no_gpu", [NO_CARD, "onnxruntime-gpu is not installed here"])
+def test_without_a_usable_gpu_the_page_says_that_none_was_tried(folder: Path, no_gpu: str) -> None:
+    """The reason and the CPU's batch size are reported, config.pbtxt stays as it is, and no process is started."""
     before = (folder / "config.pbtxt").read_bytes()
 
     def try_there(*_: object) -> list[PlacementTrial]:
         raise AssertionError("nothing is to be tried")
 
     for wish in (PlacementWish(), PlacementWish(precision=Precision.FP32)):
-        assert place(folder, wish, pictures=[], rows=1, no_gpu=NO_CARD, try_there=try_there) is None
-    assert (folder / "config.pbtxt").read_bytes() == before
-
-
-def test_gpu_without_its_onnxruntime_is_said(folder: Path) -> None:
-    """Where a GPU is and ONNX Runtime cannot use it, the reason is said and the folder stays as it is."""
-    before = (folder / "config.pbtxt").read_bytes()
-    choice = place(folder, PlacementWish(), pictures=[], rows=1, no_gpu="onnxruntime-gpu is not installed here")
-    assert choice is not None
-    assert choice.why == "not tried on the GPU: onnxruntime-gpu is not installed here"
+        choice = place(folder, wish, pictures=[], rows=2, no_gpu=no_gpu, try_there=try_there)
+        assert (choice.device, choice.best_rows) == (Device.CPU, 2)
+        assert choice.why.startswith(f"runs on the CPU, 2 pictures per call; a GPU was not tried: {no_gpu}. Run ")
+        assert "`penstock models add --replace` on the GPU machine" in choice.why
+        assert f"It {choice.why}.\n" in (folder / "MODEL.md").read_text()
     assert (folder / "config.pbtxt").read_bytes() == before
 
 
@@ -139,7 +135,6 @@ def test_demanded_cpu_is_written_without_a_trial(folder: Path) -> None:
     choice = place(
         folder, PlacementWish(Device.CPU), pictures=[], rows=1, no_gpu="", try_there=lambda *a: tried.append(a) or []
     )
-    assert choice is not None
     assert choice.why == "runs on the CPU, as demanded"
     assert not tried
     assert [group.kind for group in read_proto(folder / "config.pbtxt").instance_group] == [2]

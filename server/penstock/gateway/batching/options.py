@@ -56,6 +56,7 @@ MAX_QUEUE_DELAY = "max_queue_delay_us"
 MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
 NETWORK_TYPE = "network-type"  # parameter of a model that takes pictures
+MEASURED_ON = "max_batch_size_measured_on"  # parameter in config.pbtxt only; cpu: its max_batch_size is not for a GPU
 ROWS_FOLLOW_BATCH = "rows_follow_batch"  # parameter in config.pbtxt only; read by penstock.engines.row_trial
 _MILLISECONDS, _COUNT = "a number of milliseconds above 0", "a whole number, 1 or more"
 _ALLOWED = {
@@ -123,7 +124,7 @@ def check_options(model_name: str, settings_texts: OptionTexts) -> None:
 
 def misspelt_parameters(config: "ModelConfig") -> dict[str, str]:
     """Unknown parameters that look like an option, with the option probably meant."""
-    known = (*OPTION_NAMES, ROWS_FOLLOW_BATCH)
+    known = (*OPTION_NAMES, ROWS_FOLLOW_BATCH, MEASURED_ON)
     others = [name for name in config.parameters if name not in known]
     close = {name: get_close_matches(name.lower(), known, n=1, cutoff=SPELLING_CUTOFF) for name in others}
     return {name: meant for name, found in close.items() for meant in found}
@@ -216,7 +217,11 @@ def _why_unmergeable(config: "ModelConfig") -> str:
 
 
 def _max_batch_size(config: "ModelConfig", reader: "_OptionReader") -> int:
+    """A limit of config.pbtxt that was measured on a CPU does not apply on a GPU; one of the settings does."""
     cap = reader.number(MAX_BATCH_SIZE)
+    is_of_cpu = config.parameters.get(MEASURED_ON, "").strip().lower() == "cpu"
+    if is_of_cpu and config.is_on_gpu and MAX_BATCH_SIZE not in reader.settings_texts:
+        cap = None
     if cap is not None and cap > max(1, config.max_batch_size):
         raise reader.refusal(
             MAX_BATCH_SIZE, f"but config.pbtxt allows {config.max_batch_size}; raise that, or name less"

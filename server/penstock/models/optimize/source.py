@@ -148,6 +148,7 @@ def _newest_version(folder: Path) -> Path:
 
 
 FEWEST_PICTURES = 8
+ENOUGH_CALIBRATING = 50  # half of the 100 pictures that are advised
 MOST_CALIBRATING = 64  # ranges change little after some dozens; their arrays stay in memory
 
 

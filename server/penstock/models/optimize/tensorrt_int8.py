@@ -18,6 +18,7 @@ from penstock.models.added_folder import proto_text
 from penstock.models.optimize.quantize import Feed, Ranges, measure_ranges
 from penstock.models.optimize.report import OPTIMIZED_FROM, licence
 from penstock.models.optimize.source import (
+    ENOUGH_CALIBRATING,
     OptimizeError,
     Progress,
     SourceModel,
@@ -34,7 +35,10 @@ NOT_JUDGED = "its accuracy was not measured: only TensorRT on a GPU computes wit
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured. tensors: with a range. unreadable: one sentence for each such picture."""
+    """What was measured. tensors: with a range. unreadable: one sentence for each such picture.
+
+    must_copy: the table has to be copied to `cache`, where ONNX Runtime looks for it.
+    """
 
     name: str
     optimized_from: str
@@ -42,15 +46,19 @@ class Calibration:
     tensors: int
     cache: str
     unreadable: tuple[str, ...]
+    must_copy: bool = False
 
 
 def calibrate(
-    source: SourceModel, pictures: Sequence[Path], staged: Path, *, name: str, cache: str, progress: Progress
+    source: SourceModel, pictures: Sequence[Path], staged: Path, *, folder: Path, cache: str, progress: Progress
 ) -> Calibration:
-    """Writes the model `name` to the empty folder `staged`: the float file, the table, and a config with TensorRT.
+    """Writes a model to the empty folder `staged`: the float file, the table, and a config with TensorRT.
 
-    cache: the folder of the table and of TensorRT's engines, as Triton sees it. Raises OptimizeError, OSError.
+    folder: where the model will lie; its name is the model's. cache: the folder of the table and of TensorRT's engines,
+    as Triton sees it; empty for one in `folder`. Raises OptimizeError, OSError.
     """
+    name, own = folder.name, str((folder / CACHE_FOLDER).resolve())
+    cache = cache or own
     _check_file(source)
     progress.step("reading pictures", len(pictures))
     split = split_pictures(pictures, source, progress.advance)
@@ -66,9 +74,26 @@ def calibrate(
     (staged / "config.pbtxt").write_text(proto_text(_config(source, name, cache)), encoding="utf-8")
     for labels in source.folder.glob("labels*.txt"):
         shutil.copyfile(labels, staged / labels.name)
-    found = Calibration(name, source.name, len(split.calibrating), len(ranges), cache, split.unreadable)
-    (staged / "MODEL.md").write_text(_page(source, found), encoding="utf-8")
+    found = Calibration(name, source.name, len(split.calibrating), len(ranges), cache, split.unreadable, cache != own)
+    (staged / "MODEL.md").write_text(_page(source, found, copy_sentence(found, Path(name))), encoding="utf-8")
     return found
+
+
+def copy_sentence(found: Calibration, folder: Path) -> str:
+    """What the user has to copy before Triton loads the model; empty if nothing. folder: of the model."""
+    if not found.must_copy:
+        return ""
+    return (
+        f"copy {folder / CACHE_FOLDER / TABLE} to {found.cache} as Triton sees it: ONNX Runtime looks for the table in "
+        "trt_engine_cache_path"
+    )
+
+
+def few_sentence(found: Calibration) -> str:
+    """A warning about too few pictures; empty if there are enough."""
+    if found.calibrating >= ENOUGH_CALIBRATING:
+        return ""
+    return f"{found.calibrating} pictures give rough ranges: calibrate with {2 * ENOUGH_CALIBRATING} or more"
 
 
 def _check_file(source: SourceModel) -> None:
@@ -113,7 +138,8 @@ def _config(source: SourceModel, name: str, cache: str) -> model_config_pb2.Mode
     return wanted
 
 
-def _page(source: SourceModel, found: Calibration) -> str:
+def _page(source: SourceModel, found: Calibration, copied: str) -> str:
+    before = f"\nBefore Triton loads it, {copied}.\n" if copied else ""
     return f"""\
 # {found.name}
 
@@ -126,4 +152,4 @@ def _page(source: SourceModel, found: Calibration) -> str:
 | licence | that of {source.name}{licence(source.folder)} |
 | made | `penstock models optimize {source.name} --int8 --accelerator tensorrt`, with {found.calibrating} pictures |
 | table | `{CACHE_FOLDER}/{TABLE}`: symmetric ranges of {found.tensors} tensors, by entropy |
-"""
+{before}"""
