@@ -36,8 +36,8 @@ def write_accelerator(folder: Path, precision: str, cache: str, *, table: str = 
 def accelerator_sentence(accelerator: Accelerator, cache: str) -> str:
     """What the accelerator means, for the user. cache: folder for engines, as Triton sees it."""
     return (
-        f"TensorRT in {accelerator.precision} runs it in Triton of NGC only, which was never tried; elsewhere ONNX Runtime "
-        f"runs it. Engines are cached in {cache}, a path as Triton sees it (--accelerator-cache)"
+        f"TensorRT in {accelerator.precision} runs it in Triton of NGC only, which was never tried; elsewhere ONNX "
+        f"Runtime runs it. Engines are cached in {cache}, a path as Triton sees it (--accelerator-cache)"
     )
 
 
