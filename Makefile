@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # A process that may not write compiled modules compiles all of its imports: three times the CPU of every start.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help up gpu test test-gpu test-long check docs screenshots lock clean no-triton
+.PHONY: help up gpu tensorrt test test-gpu test-long check docs screenshots lock clean no-triton
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	"$$p" -c 'import sys; raise SystemExit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -26,6 +26,8 @@ CLIENTS := $(if $(RUNS_TRITON),$(CLIENTS_VENV)/.ready)
 TRITON := $(if $(RUNS_TRITON),$(TRITON_VENV)/.ready,no-triton)
 # After `make gpu`, what installs onnxruntime anew is followed by what replaces it with onnxruntime-gpu.
 GPU := $(if $(wildcard $(VENV)/.gpu),$(VENV)/.gpu)
+# What `make gpu` and `make tensorrt` have added to Triton's environment stays in it.
+ADDED = $(if $(wildcard $(TRITON_VENV)/.gpu),--gpu) $(if $(wildcard $(TRITON_VENV)/.tensorrt),--tensorrt)
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,11 +41,14 @@ serve: $(VENV)/.base $(GPU) $(TRITON)  ## the same with a model of yours (MODEL=
 
 gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch and onnxruntime-gpu for models on a GPU, and what decodes video there (7 GB; CUDA 13: driver 580, Turing or newer)
 
+tensorrt: $(if $(RUNS_TRITON),$(TRITON_VENV)/.tensorrt) $(VENV)/.tensorrt  ## TensorRT-RTX: builds engines on a CPU, and ONNX Runtime's plug-in that runs them (240 MB to download; NVIDIA's licence)
+
 test: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 3 -p tests.work_units -m "not long and not gpu" $(ARGS)
 
-test-gpu: $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s --most-s 60 --within-s 300")
+test-gpu:  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s --most-s 60 --within-s 300")
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }
+	@$(MAKE) --no-print-directory $(VENV)/.dev $(GPU) $(TRITON) $(CLIENTS)
 	@$(BIN)/python -m pytest -p no:randomly -p tests.gpu_session -m gpu -rs -W default tests/gpu $(ARGS)
 
 test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soak tests, fuzzing, mutation tests of tests/faults, property tests at length
@@ -95,17 +100,25 @@ no-triton:
 	@echo "no Triton here (its wheel is for Linux on x86-64 with glibc 2.35 or newer): the embedded engine serves"
 
 $(TRITON_VENV)/.ready: $(TRITON_LOCKS) | $(VENV)/.base
-	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) $(if $(wildcard $(TRITON_VENV)/.gpu),--gpu)
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) $(ADDED)
 	@touch $@
 
 $(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
-	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) --gpu
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) $(sort --gpu $(ADDED))
 	@touch $@
 
 $(VENV)/.gpu: $(VENV)/.base $(wildcard $(VENV)/.dev) requirements/video-gpu.txt requirements/engine-gpu.txt
 	@echo "adding what decodes video on a GPU to $(VENV)" && $(call install,$(VENV),-r requirements/video-gpu.txt)
 	@echo "replacing onnxruntime by onnxruntime-gpu in $(VENV)" && $(call uninstall,$(VENV),onnxruntime onnxruntime-gpu)
 	@$(call install,$(VENV),-r requirements/engine-gpu.txt)
+	@touch $@
+
+$(TRITON_VENV)/.tensorrt: $(TRITON_VENV)/.ready requirements/triton-tensorrt.txt
+	@$(BIN)/penstock setup triton --folder $(TRITON_VENV) $(sort --tensorrt $(ADDED))
+	@touch $@
+
+$(VENV)/.tensorrt: $(VENV)/.base requirements/tensorrt.txt
+	@echo "adding TensorRT-RTX to $(VENV): NVIDIA's licence applies" && $(call install,$(VENV),-r requirements/tensorrt.txt)
 	@touch $@
 
 $(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)

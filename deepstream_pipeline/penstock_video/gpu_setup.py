@@ -73,9 +73,21 @@ class GpuSetup:
 
 
 def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: CardEngines = NO_CARDS) -> GpuSetup:
-    """Opens the GPU if one of the wishes, of all possible sources, may use it. engines: of the stack, for their MPS."""
+    """Opens the GPU if one of the wishes, of all possible sources, may use it. engines: of the stack, for their MPS.
+
+    Raises GpuUnavailable if `gpus` names GPUs that cannot be used.
+    """
     if all(wish is DecoderKind.CPU for wish in wishes):
         return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no GPU was opened")
+    found = _opened(settings, engines)
+    if found.device is None and settings.gpus != ALL:
+        raise GpuUnavailable(
+            f"--gpus {settings.gpus}: {found.absence}; leave it out (PENSTOCK_GPUS too), or use --decoder cpu"
+        )
+    return found
+
+
+def _opened(settings: GpuSettings, engines: CardEngines) -> GpuSetup:
     absence = _what_is_missing()
     if absence:
         return GpuSetup(None, absence)
@@ -85,7 +97,7 @@ def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: Card
     except (GpuUnavailable, GpuFailed) as error:
         return GpuSetup(None, error.message)
     except GpusRefused as error:
-        return GpuSetup(None, f"--gpus: {error}")
+        return GpuSetup(None, str(error))
     log.info("the GPU decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
     if len(cards) == 1:
         cards = (replace(cards[0], engines=_engines_of(device)),)

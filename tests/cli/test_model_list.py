@@ -11,6 +11,7 @@ def test_list_says_which_models_run_on_a_gpu_and_which_do_not_though_they_should
     """A model on a GPU has device, precision and graphs; one on the CPU has its reason, or no line."""
     on = {
         "fast": RunsOn("cuda:0", "fp16", [1, 2, 8]),
+        "engine": RunsOn("tensorrt_rtx:0", "fp32"),
         "slow": RunsOn("cuda:1", "fp32", [], ["no CUDA graph: the model has variable dimensions"]),
         "fallen": RunsOn("cpu", "fp32", [], ["the model runs on the CPU instead of GPU 0: no driver"]),
         "plain": RunsOn("cpu", "fp32"),
@@ -19,6 +20,7 @@ def test_list_says_which_models_run_on_a_gpu_and_which_do_not_though_they_should
     rows = model_rows(installed=[], home_repository=Path("none"), catalogue={}, index=index, runs_on=on)
     assert reason_lines(rows) == [
         "fast: runs on cuda:0 in FP16, CUDA graphs for 1, 2, 8",
+        "engine: runs on tensorrt_rtx:0 in FP32",
         "slow: runs on cuda:1 in FP32; no CUDA graph: the model has variable dimensions",
         "fallen: the model runs on the CPU instead of GPU 0: no driver",
     ]

@@ -70,6 +70,14 @@ def test_missing_driver_is_reported_first(libraries: set[str]) -> None:
     assert open_gpu(GpuSettings(), AUTO).absence.startswith("no NVIDIA driver is here (libcuda.so.1)")
 
 
+def test_gpus_that_are_named_and_absent_are_refused(libraries: set[str]) -> None:
+    """As by `penstock up --gpus`: the CPU does not take their place without a word. Sources of the CPU need none."""
+    libraries.clear()
+    with pytest.raises(GpuUnavailable, match=r"--gpus 0: no NVIDIA driver is here \(libcuda.so.1\).*; leave it out"):
+        open_gpu(GpuSettings(gpus="0"), AUTO)
+    assert open_gpu(GpuSettings(gpus="0"), [DecoderKind.CPU]).device is None
+
+
 def test_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
     """Before the driver is asked; with what installs them."""
     monkeypatch.setattr(card, "find_spec", lambda name: None)
@@ -166,4 +174,5 @@ def test_several_cards_decode_each_by_processes_that_see_it_alone(monkeypatch: p
     (only,) = card.decoder_cards(GpuSettings(gpus="1"), stack)
     assert (only.card.label, only.engines, dict(only.environ)) == ("GPU 1", 0, {})
     monkeypatch.setattr(card, "_what_is_missing", lambda: "")
-    assert "has '0', which CUDA_VISIBLE_DEVICES=GPU-1 hides" in open_gpu(GpuSettings(gpus="0"), AUTO).absence
+    with pytest.raises(GpuUnavailable, match="has '0', which CUDA_VISIBLE_DEVICES=GPU-1 hides"):
+        open_gpu(GpuSettings(gpus="0"), AUTO)

@@ -44,3 +44,16 @@ def test_make_where_tritons_wheel_runs_builds_its_environment(tmp_path: Path, li
     commands = would_run(tmp_path, "up", machine="Linux x86_64", libc=libc)
     assert "penstock setup triton --folder .venv-triton" in commands
     assert "the embedded engine serves" not in commands
+
+
+def test_make_tensorrt_fills_both_environments(tmp_path: Path) -> None:
+    """The builder and the plug-in beside the embedded engine, the plug-in beside Triton's models."""
+    commands = would_run(tmp_path, "tensorrt", machine="Linux x86_64", libc="glibc 2.35")
+    assert "--require-hashes -r requirements/tensorrt.txt" in commands
+    assert "penstock setup triton --folder .venv-triton --tensorrt" in commands
+
+
+def test_make_test_gpu_looks_for_a_gpu_before_it_installs(tmp_path: Path) -> None:
+    """A machine without one downloads nothing."""
+    commands = would_run(tmp_path, "test-gpu", machine="Linux x86_64", libc="glibc 2.35")
+    assert commands.startswith("nvidia-smi -L")

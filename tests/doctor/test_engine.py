@@ -53,7 +53,7 @@ def test_engine_onnxruntime_unusable_is_worse_beside_triton() -> None:
          "ONNX models run on the CPU: onnxruntime-gpu is not installed here", "make gpu"),
         ({"why_not_on_gpu": "a library of CUDA 13 or of cuDNN 9 is missing"}, False, Severity.WARNING,
          "ONNX models run on the CPU: a library of CUDA 13", "make gpu"),
-        ({}, True, Severity.WARNING, "Triton's environment has no onnxruntime-gpu", "penstock setup triton --gpu"),
+        ({}, True, Severity.WARNING, "Triton's environment has no onnxruntime-gpu", "else penstock setup triton --gpu"),
         ({}, False, Severity.OK, "ONNX models run on the GPU", ""),
     ],
     ids=["no-package", "no-cudnn", "not-in-triton", "ready"],

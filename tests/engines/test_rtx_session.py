@@ -86,7 +86,11 @@ def test_model_without_engines_needs_no_plugin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rtx", "precision", "why"),
     [
-        (FakeRtx(plugin=""), Precision.FP32, "onnxruntime-ep-nv-tensorrt-rtx-cu13 is not installed (pip install"),
+        (
+            FakeRtx(plugin=""),
+            Precision.FP32,
+            "onnxruntime-ep-nv-tensorrt-rtx-cu13 is not installed in this environment (make tensorrt",
+        ),
         (FakeRtx(gpu=HOPPER), Precision.FP32, "there is none for compute capability 9.0 in FP32, only sm89-fp32"),
         (FakeRtx(), Precision.FP16, "there is none for compute capability 8.9 in FP16"),
         (

@@ -49,6 +49,8 @@ def test_setup_makes_the_environment_once(tmp_path: Path, installed: list[str]) 
     assert steps_of(setup) == []
     assert steps_of(TritonSetup(setup.folder, has_gpu=True))
     assert installed[2:] == ["triton.txt", "triton-gpu.txt", "triton-server.txt"]
+    assert steps_of(TritonSetup(setup.folder, has_gpu=True, has_tensorrt=True))
+    assert installed[5:] == ["triton.txt", "triton-gpu.txt", "triton-tensorrt.txt", "triton-server.txt"]
 
 
 def test_setup_leaves_exactly_one_onnxruntime(
@@ -129,8 +131,11 @@ def test_installers_are_uv_then_pip(tmp_path: Path) -> None:
     assert programs[-1] == [sys.executable, "-m", "pip"]
 
 
-def test_setup_command_prints_one_json_object(tmp_path: Path, installed: list[str]) -> None:
+def test_setup_command_prints_one_json_object(
+    tmp_path: Path, installed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The folder and whether anything changed; progress goes to standard error."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     words = ["setup", "triton", "--home", str(tmp_path), "--json"]
     for is_changed in (True, False):
         done = CliRunner().invoke(build_app(words), words)
@@ -145,5 +150,20 @@ def test_setup_on_another_machine_is_refused_in_one_sentence(monkeypatch: pytest
         raise TritonUnavailable("runs on x86-64")
 
     monkeypatch.setattr(environment, "check_platform", refuse)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     done = CliRunner().invoke(build_app(["setup"]), ["setup", "triton", "--home", str(tmp_path)])
     assert (done.exit_code, done.stderr) == (1, "penstock: runs on x86-64\n")
+
+
+def test_setup_in_a_checkout_fills_no_folder_that_is_not_used(
+    tmp_path: Path, installed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.venv-triton` wins there: gigabytes elsewhere would change nothing. A folder that is named is filled."""
+    (tmp_path / ".venv-triton").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    words = ["setup", "triton", "--gpu", "--home", str(tmp_path / "home")]
+    refused = CliRunner().invoke(build_app(words), words)
+    assert (refused.exit_code, installed) == (2, [])
+    assert f"uses {tmp_path}/.venv-triton, not {tmp_path}/home/triton: run make gpu" in refused.stderr
+    words += ["--folder", str(tmp_path / "other")]
+    assert CliRunner().invoke(build_app(words), words).exit_code == 0

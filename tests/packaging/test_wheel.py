@@ -117,7 +117,7 @@ def test_wheel_has_every_shipped_model_and_backend(wheel: Path) -> None:
             assert f"penstock/models/shipped/{path.relative_to(CHECKOUT / 'model_repository')}" in names
     for backend in ("onnxruntime", "torch"):
         assert f"penstock/engines/triton_backends/{backend}/model.py" in names
-    for lock in ("triton", "triton-gpu", "triton-server"):
+    for lock in ("triton", "triton-gpu", "triton-tensorrt", "triton-server"):
         assert f"penstock/engines/triton/locks/{lock}.txt" in names
 
 

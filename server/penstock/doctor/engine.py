@@ -21,7 +21,9 @@ _CHILD_TIMEOUT_S = 8.0
 _REINSTALL = "pip install --force-reinstall onnxruntime (in a checkout: remove .venv and `make up`)"
 _ONNXRUNTIME_PROBE = (sys.executable, "-P", "-m", "penstock.engines.ort_probe")
 _MAKE_GPU = "run make gpu in a checkout, else pip install 'penstock[gpu]' (CUDA 13: driver 580, Turing or newer)"
-_SETUP_GPU = "run penstock setup triton --gpu; models with kind KIND_GPU run on the CPU until then"
+_SETUP_GPU = (
+    "run make gpu in a checkout, else penstock setup triton --gpu; models with kind KIND_GPU run on the CPU until then"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def _examine_graphics(plan: StackPlan) -> list[Finding]:
     facts = gpu.probe_graphics()
     reading = facts.reading
     on_video = gpu.video_findings(gpu.probe_video(), reading.cards) if reading.cards else gpu.no_card_findings()
-    tensorrt = gpu.tensorrt_findings(reading, has_plugin=gpu.has_tensorrt_plugin())
+    tensorrt = gpu.tensorrt_findings(reading, has_plugin=gpu.has_tensorrt_plugin(plan.engine_environment))
     return [
         *gpu.graphics_findings(facts),
         *gpu.image_findings(reading),

@@ -232,9 +232,16 @@ def _halves(sentence: str) -> tuple[str, str]:
     return found, advice
 
 
-def has_tensorrt_plugin() -> bool:
-    """Whether ONNX Runtime's plug-in for TensorRT-RTX is installed here."""
-    return not missing_of(("onnxruntime-ep-nv-tensorrt-rtx-cu13",))
+def has_tensorrt_plugin(triton: Path) -> bool:
+    """Whether ONNX Runtime's plug-in for TensorRT-RTX is installed here, and in a Triton environment that exists."""
+    is_in_triton = any(triton.glob("lib/python3*/site-packages/onnxruntime_ep_nv_tensorrt_rtx"))
+    return not missing_of(("onnxruntime-ep-nv-tensorrt-rtx-cu13",)) and (is_in_triton or not triton.is_dir())
+
+
+_INSTALL_PLUGIN = (
+    "install ONNX Runtime's plug-in beside the embedded engine and Triton: run make tensorrt in a checkout, else pip "
+    "install 'penstock[tensorrt]' and penstock setup triton --tensorrt"
+)
 
 
 def tensorrt_findings(reading: NvmlReading, *, has_plugin: bool) -> list[Finding]:
@@ -255,9 +262,7 @@ def _tensorrt(card: GpuDevice, driver: str | None, *, has_plugin: bool) -> Findi
     if advice.is_served and branch.isdecimal() and int(branch) < MIN_DRIVER:
         return Finding(name, Severity.NOTE, found, f"driver {driver} is too old for it: install {MIN_DRIVER} or newer")
     if advice.is_served and not has_plugin:
-        return Finding(
-            name, Severity.NOTE, found, "install ONNX Runtime's plug-in for it: pip install 'penstock[tensorrt]'"
-        )
+        return Finding(name, Severity.NOTE, found, _INSTALL_PLUGIN)
     return Finding(name, Severity.OK, found)
 
 

@@ -65,7 +65,7 @@ class RunsOn(msgspec.Struct, frozen=True):
     @property
     def is_on_gpu(self) -> bool:
         """Whether the device is a GPU."""
-        return self.device.startswith("cuda")
+        return self.device.startswith(("cuda", "tensorrt_rtx"))
 
     @property
     def text(self) -> str:

@@ -22,6 +22,7 @@ from .tensorrt_rtx import FOLDER, PROVIDER, RUNTIME_CACHE, engine_key, engine_pr
 
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
 _MODULE = "onnxruntime_ep_nv_tensorrt_rtx"
+_INSTALL = "make tensorrt in a checkout, else pip install 'penstock[tensorrt]' and penstock setup triton --tensorrt"
 _LIBRARY = "libtensorrt_rtx.so."
 _MAJOR, _MINOR = 75, 76  # attributes of cuDeviceGetAttribute: compute capability
 
@@ -65,7 +66,7 @@ def open_engine(
         raise OrtLoadError(f"there is none for compute capability {name}, only {', '.join(kinds)}")
     release = rtx.release()
     if not release:
-        raise OrtLoadError(f"{PACKAGE} is not installed (pip install 'penstock[tensorrt]')")
+        raise OrtLoadError(f"{PACKAGE} is not installed in this environment ({_INSTALL})")
     file = path.parent / FOLDER / f"{prefix}{engine_key(_sha256(path), release)}.onnx"
     if file.name not in engines:
         raise OrtLoadError(f"that for {name} is of another file, or not of TensorRT-RTX {release}: build it again")

@@ -282,7 +282,8 @@ def _opened(job: Mapping[str, Any], listener: socket.socket) -> ProgramServer:
         from . import device
     except ImportError as error:
         raise TorchLoadError(
-            f"PyTorch is not in the environment of Triton's models ({error}): `penstock setup triton --gpu`"
+            f"PyTorch is not in the environment of Triton's models ({error}): run make gpu in a checkout, "
+            "else `penstock setup triton --gpu`"
         ) from error
     config, is_gpu = dict(job["config"], instance_group=[]), job["device_id"] >= 0
     spec = engine_spec(config, is_gpu=is_gpu)

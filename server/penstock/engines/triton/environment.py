@@ -28,16 +28,19 @@ class SetupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TritonSetup:
-    """python: an interpreter, or None to search one. has_gpu: with PyTorch and onnxruntime-gpu (6 GB)."""
+    """python: an interpreter, or None to search one. has_gpu: with PyTorch and onnxruntime-gpu (5 GB). has_tensorrt:
+    with ONNX Runtime's plug-in for TensorRT-RTX."""
 
     folder: Path
     python: Path | None = None
     has_gpu: bool = False
+    has_tensorrt: bool = False
 
     @property
     def locks(self) -> tuple[Path, ...]:
         """Triton comes last, so an environment that has it is complete."""
-        names = ("triton", *(("triton-gpu",) if self.has_gpu else ()), "triton-server")
+        added = {"triton-gpu": self.has_gpu, "triton-tensorrt": self.has_tensorrt}
+        names = ("triton", *(name for name, is_wanted in added.items() if is_wanted), "triton-server")
         return tuple(LOCKS / f"{name}.txt" for name in names)
 
     def run(self, progress: Callable[[str], None]) -> bool:

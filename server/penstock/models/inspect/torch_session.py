@@ -23,6 +23,7 @@ from penstock.protocol.inference import Array
 
 ENVIRONMENT = "PENSTOCK_ENGINE_ENVIRONMENT"
 CODE_FLAG = "--allow-model-code"
+NO_TORCH = "PyTorch is not installed here: run make gpu in a checkout (7 GB), else penstock setup triton --gpu (5 GB)"
 NOT_SERVED = (
     "no engine here serves TorchScript: the backend torch serves programs of torch.export, and Triton's own backend "
     f"pytorch is not in its wheel; export the model to ONNX, or by {EXPORT}"
@@ -67,7 +68,7 @@ def why_not_run(facts: ModelFacts, *, allows_code: bool) -> str:
     if not allows_code:
         return f"a PyTorch program can run any code here, so it was not run; {CODE_FLAG} allows it"
     if torch_python() is None:
-        return "PyTorch is not installed here, so it was not run: `penstock setup triton --gpu` installs it"
+        return f"it was not run, because {NO_TORCH}"
     return ""
 
 

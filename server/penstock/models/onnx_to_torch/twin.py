@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from penstock.models.added_folder import ADDED_BY, TORCH_FILE, proto_text
 from penstock.models.inspect.inspection import Limits, memory_limit_bytes
-from penstock.models.inspect.torch_session import torch_environment, torch_python
+from penstock.models.inspect.torch_session import NO_TORCH, torch_environment, torch_python
 from penstock.models.onnx_to_torch.description import CannotDescribe
 from penstock.models.onnx_to_torch.description_process import describe_in_process
 from penstock.models.optimize.report import OPTIMIZED_BY
@@ -48,7 +48,7 @@ def make_twin(
     """
     python = python or torch_python()
     if python is None:
-        raise OptimizeError("PyTorch is not installed here: `penstock setup triton --gpu` installs it")
+        raise OptimizeError(NO_TORCH)
     name = f"{source.name}-torch"
     out = staged / "1" / TORCH_FILE.name
     out.parent.mkdir()

@@ -15,7 +15,7 @@ from penstock.process_limits import end_with_parent, limit_process
 
 _MAX_REASON = 300  # characters of an unforeseen error
 _NICE = 10  # inference comes first
-_INSTALL = "pip install 'penstock[tensorrt]' (Linux on x86-64 only)"
+_INSTALL = "run make tensorrt in a checkout, else pip install 'penstock[tensorrt]' (Linux on x86-64 only)"
 
 
 def main(arguments: list[str]) -> None:

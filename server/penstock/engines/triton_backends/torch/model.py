@@ -87,7 +87,8 @@ class TritonPythonModel:
             from torch_serving import device
         except ImportError as error:
             raise TorchLoadError(
-                f"PyTorch is not in the environment of Triton's models ({error}): `penstock setup triton --gpu`"
+                f"PyTorch is not in the environment of Triton's models ({error}): run make gpu in a checkout, "
+                "else `penstock setup triton --gpu`"
             ) from error
 
         self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
