@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from penstock.cli.build import build
+from penstock.cli.build import build, use_note
+from penstock.engines.ort_serving.placement import Precision
 from tests.models.optimize.conftest import write_model
 from tests.models.tensorrt_rtx.conftest import needs_tensorrt
 
@@ -40,6 +41,7 @@ def test_build_of_a_model_writes_engine_and_page(model: Path) -> None:
     assert "# small: engine for 8.9 in FP32" in page.read_text()
     assert "Conv + BatchNormalization + Relu" in done.stdout
     assert str(page) in done.stdout
+    assert "note:" not in done.stdout
     assert done.stderr == ""
 
 
@@ -50,6 +52,7 @@ def test_build_as_json_is_one_object(model: Path) -> None:
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert (report["model"], [one["architecture"] for one in report["engines"]]) == ("model", ["8.9", "12.0"])
+    assert "`penstock models add` does not copy these engines" in report["note"]
     first = report["engines"][0]
     assert first["layer_count"] < first["onnx_nodes"]
     (shape,) = first["shapes"].values()
@@ -78,3 +81,23 @@ def test_build_that_cannot_be_is_one_sentence(model: Path, words: tuple[str, ...
     assert done.stderr.startswith("penstock: ")
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("built", "configured", "note"),
+    [
+        (Precision.FP16, "fp16", ""),
+        (
+            Precision.FP16,
+            "fp32",
+            'write parameters { key: "precision" value { string_value: "fp16" } } into its config',
+        ),
+        (Precision.FP32, "fp16", "or build with --precision fp16"),
+        (Precision.FP32, None, "after it, run `penstock models build NAME`"),
+    ],
+)
+def test_engine_that_is_not_used_yet_gets_a_note(built: Precision, configured: str | None, note: str) -> None:
+    """Of another precision than the model's, or beside a file that is no model yet."""
+    sentence = use_note(built, configured)
+    assert note in sentence
+    assert bool(sentence) is bool(note)

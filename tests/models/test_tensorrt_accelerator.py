@@ -46,8 +46,8 @@ def test_added_model_has_the_accelerator_and_its_largest_batch_is_preferred(tmp_
         "trt_profile_max_shapes": "x:8x3x64x64",
     }
     assert proto.parameters["max_batch_size"].string_value == "8"
-    assert f"Engines are cached in {added.folder / 'tensorrt'}, a path as Triton sees it" in added.accelerator
-    assert f"## TensorRT\n\n{added.accelerator}.\n" in (added.folder / "MODEL.md").read_text()
+    assert f"Engines are cached in {added.folder / 'tensorrt'}, a path as Triton sees it" in added.notes[0]
+    assert f"## TensorRT\n\n{added.notes[0]}.\n" in (added.folder / "MODEL.md").read_text()
 
 
 def test_model_of_another_backend_takes_no_accelerator(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`penstock models build`: TensorRT-RTX engines of a model, built on this CPU, with their fusion tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,16 @@ _PRECISIONS = (Precision.FP32, Precision.TF32, Precision.FP16)
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The ONNX file. sides: whole shapes of its inputs, as far as they are known. max_batch: of its config.pbtxt."""
+    """The ONNX file. sides: whole shapes of its inputs, as far as they are known.
+
+    max_batch, precision: of config.pbtxt, None for a file without one.
+    """
 
     title: str
     file: Path
     sides: dict[str, tuple[int, ...]]
     max_batch: int | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def build(
     if precision not in _PRECISIONS:
         fail(f"--precision {precision.value} is not possible: give fp32 (keeps the file's own types), tf32 or fp16")
     options = _Options(max_batch, image_size(input_size), precision)
+    note = use_note(precision, source.precision)
     engines = []
     for capability in wanted:
         with stoppable("no unfinished engine is left"), _errors_as_messages():
@@ -83,10 +88,14 @@ def build(
         engines.append((built, file))
         if not as_json:
             print_engine(Console(highlight=False), source.title, built, file)
+    if note and not as_json:
+        typer.echo(f"  note: {note}")
     if as_json:
         from penstock.models.tensorrt_rtx.page import as_json as engine_json
 
-        print_json({"model": source.title, "engines": [engine_json(built, file) for built, file in engines]})
+        print_json(
+            {"model": source.title, "engines": [engine_json(built, file) for built, file in engines], "note": note}
+        )
 
 
 def _build(source: _Source, capability: Capability, options: _Options) -> "tuple[BuiltEngine, Path]":
@@ -121,6 +130,25 @@ def print_engine(console: Console, title: str, built: "BuiltEngine", file: Path)
         table.add_row(str(pattern.layers), Text(printable(operators_text(pattern))))
     console.print(table)
     console.print(printable(f"  all layers: {file.with_suffix('.md')}"), markup=False, soft_wrap=True)
+
+
+def use_note(built: Precision, configured: str | None) -> str:
+    """What the user must do before the engines are used; empty if nothing.
+
+    built: of the engines. configured: the parameter `precision` of the model's config.pbtxt; None for a file.
+    """
+    if configured is None:
+        return (
+            "`penstock models add` does not copy these engines: after it, run `penstock models build NAME` with the "
+            "model's name"
+        )
+    if configured == built.value:
+        return ""
+    parameter = f'parameters {{ key: "precision" value {{ string_value: "{built.value}" }} }}'
+    return (
+        f"the model runs in {configured}, so these engines in {built.value} are not used: write {parameter} into its "
+        f"config.pbtxt, or build with --precision {configured}"
+    )
 
 
 def _capabilities(text: str) -> tuple[Capability, ...]:
@@ -171,7 +199,11 @@ def _installed(model: InstalledModel) -> _Source:
         fail(f"model {model.name!r}: {error}", code=1)
     batch = (-1,) if config.max_batch_size else ()
     sides = {spec.name: (*batch, *spec.shape) for spec in config.inputs}
-    return _Source(model.name, file, sides, config.max_batch_size or None)
+    return _Source(model.name, file, sides, config.max_batch_size or None, _precision(config.parameters))
+
+
+def _precision(parameters: Mapping[str, str]) -> str:
+    return parameters.get("precision", "").strip().lower() or Precision.FP32.value
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.engines.config_pbtxt import read_config
 from penstock.engines.load_policy import check_model
+from penstock.engines.ort_serving.tensorrt_rtx import FOLDER
 from penstock.gpu.tensorrt import Accelerator
 from penstock.models.added_folder import ADDED_BY, ONNX_FILE, Batches, CannotAdd, fill_folder
 from penstock.models.inspect.facts import UnreadableModel
@@ -39,7 +40,7 @@ class NotServable(CannotAdd):
 class AddedModel:
     """An added model. folder: in the repository. placement: where it runs; None if only the engine decides that.
 
-    accelerator: a sentence about the TensorRT of Triton of NGC; empty if none was demanded.
+    notes: sentences for the user about TensorRT.
     """
 
     name: str
@@ -47,7 +48,7 @@ class AddedModel:
     inspection: Inspection
     batches: Batches
     placement: PlacementChoice | None = None
-    accelerator: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +131,12 @@ def add_model(
                 batches = fill(staged, source if has_config else file, name, inspection, origin=origin)
             placement = None if has_config else _place(staged, inspection, batches, options, on_stage)
             _copy_picture(staged, options.pictures)
-            accelerator = _accelerate(staged, repository_of(home) / name, options)
+            notes = (*_accelerate(staged, repository_of(home) / name, options), *engine_notes(source))
             _check_is_free(name, home, other_repositories, may_replace=options.may_replace)
     except OSError as error:
         needs_bytes = inspection.facts.size_bytes
         raise CannotAdd(disk_sentence(error, home, needs_bytes=needs_bytes)) from error
-    return AddedModel(name, repository_of(home) / name, inspection, batches, placement, accelerator)
+    return AddedModel(name, repository_of(home) / name, inspection, batches, placement, notes)
 
 
 def _place(
@@ -204,13 +205,21 @@ def _check_code(source: Path, inspection: Inspection, *, allows_code: bool) -> N
             raise CannotAdd(error.message.replace("in the request ", "")) from error
 
 
-def _accelerate(staged: Path, folder: Path, options: AddOptions) -> str:
+def engine_notes(source: Path) -> tuple[str, ...]:
+    """That TensorRT-RTX engines beside the file are not copied; none if there are no engines."""
+    folder = source.parent / FOLDER
+    if not any(file.name.startswith(f"{source.stem}-sm") for file in folder.glob("*")):
+        return ()
+    return (f"the engines in {folder} are not copied: run `penstock models build NAME` with the model's name",)
+
+
+def _accelerate(staged: Path, folder: Path, options: AddOptions) -> tuple[str, ...]:
     """Writes the accelerator of the options, and a sentence about it into MODEL.md. folder: where the model will lie.
 
-    Returns the sentence; empty without an accelerator.
+    Returns the sentence; none without an accelerator.
     """
     if options.accelerator is None:
-        return ""
+        return ()
     cache = options.accelerator_cache or str(folder.resolve() / CACHE_FOLDER)
     try:
         write_accelerator(staged, options.accelerator.precision, cache)
@@ -219,7 +228,7 @@ def _accelerate(staged: Path, folder: Path, options: AddOptions) -> str:
     sentence = accelerator_sentence(options.accelerator, cache)
     with (staged / "MODEL.md").open("a", encoding="utf-8") as page:
         page.write(f"\n## TensorRT\n\n{sentence}.\n")
-    return sentence
+    return (sentence,)
 
 
 def _copy_picture(staged: Path, pictures: Sequence[Path]) -> None:

@@ -11,7 +11,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.engines.config_pbtxt import read_config
-from penstock.models.add import AddOptions, NotServable, add_model, check_name, name_from, remove_model, was_added
+from penstock.models.add import (
+    AddOptions,
+    NotServable,
+    add_model,
+    check_name,
+    engine_notes,
+    name_from,
+    remove_model,
+    was_added,
+)
 from penstock.models.added_folder import CannotAdd, config_text, default_slo_ms
 from penstock.models.inspect.inspection import Hints, Limits
 from penstock.protocol.engine import ModelConfig, TensorSpec
@@ -114,6 +123,15 @@ def test_batching_options_that_the_user_gives_win(tmp_path: Path) -> None:
     parameters = read_config(added.folder / "config.pbtxt").parameters
     assert {name: parameters[name] for name in own} == own
     assert "max_batch_size_measured_on" not in parameters
+
+
+def test_engines_beside_the_file_are_not_copied_and_the_report_says_so(tmp_path: Path) -> None:
+    """An engine fits one file, and `models add` may rewrite it; engines of other files do not count."""
+    (tmp_path / "tensorrt-rtx").mkdir()
+    (tmp_path / "tensorrt-rtx" / "best-sm89-fp32-0123456789abcdef.engine").touch()
+    (note,) = engine_notes(tmp_path / "best.onnx")
+    assert f"the engines in {tmp_path / 'tensorrt-rtx'} are not copied: run `penstock models build NAME`" in note
+    assert engine_notes(tmp_path / "other.onnx") == ()
 
 
 def test_default_deadline_gives_slow_models_more_time() -> None:
