@@ -8,8 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from penstock.cli import build as command
 from penstock.cli.build import build, use_note
 from penstock.engines.ort_serving.placement import Precision
+from penstock.gpu.tensorrt import capability_text
+from penstock.models.tensorrt_rtx.build import CannotBuild
 from tests.models.optimize.conftest import write_model
 from tests.models.tensorrt_rtx.conftest import needs_tensorrt
 
@@ -60,12 +63,31 @@ def test_build_as_json_is_one_object(model: Path) -> None:
     assert Path(first["file"]).is_file()
 
 
+def test_build_that_fails_for_one_gpu_builds_for_the_others(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1 and the reason, after the engines that were built."""
+    tried: list[str] = []
+
+    def refuse(source: object, capability: tuple[int, int], options: object) -> None:
+        tried.append(capability_text(capability))
+        raise CannotBuild(f"no memory for {capability_text(capability)}")
+
+    monkeypatch.setattr(command, "_build", refuse)
+    done = run("small", "--for", "T4,L4", "--json")
+    assert (done.exit_code, done.stdout, tried) == (1, "", ["7.5", "8.9"])
+    assert done.stderr == "penstock: no memory for 7.5; no memory for 8.9\n"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (("small", "--for", "9.0"), 2, "--for: TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), only for"),
+        (
+            ("small", "--for", "9.0"),
+            2,
+            "--for: TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), and nothing was",
+        ),
         (("small", "--for", "8.9,6.1"), 2, "TensorRT-RTX builds no engine for 6.1 (Pascal: P4, P40, P100)"),
-        (("small", "--for", "ada"), 2, "--for 'ada' should be a compute capability: 7.5, 8.0"),
+        (("small", "--for", "H100"), 2, "--for: TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), and"),
+        (("small", "--for", "ada"), 2, "--for 'ada' should be a GPU's compute capability or name: 7.5 T4, RTX 20; 8.0"),
         (("small", "--for", "8.9", "--precision", "int8"), 2, "--precision int8 is not possible: give fp32 (keeps"),
         (("smal", "--for", "8.9"), 1, "there is no model 'smal' on this machine: did you mean small?"),
         (("./none.onnx", "--for", "8.9"), 2, "there is no file ./none.onnx"),

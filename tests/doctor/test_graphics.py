@@ -104,7 +104,7 @@ def test_image_of_a_machine_names_tag_driver_and_danger(
 @pytest.mark.parametrize(
     ("card", "driver", "has_plugin", "words", "advice"),
     [
-        (A100, "580.95.05", False, "NVIDIA A100-SXM4-40GB: use CUDA (backend torch", ""),
+        (A100, "580.95.05", False, "NVIDIA A100-SXM4-40GB: use CUDA (run make gpu", ""),
         (L4, "580.95.05", True, "NVIDIA L4: use TensorRT-RTX (penstock models build NAME --for 8.9", ""),
         (L4, "580.95.05", False, "NVIDIA L4: use TensorRT-RTX", "install ONNX Runtime's plug-in beside"),
         (L4, "570.86.10", True, "NVIDIA L4: use TensorRT-RTX", "driver 570.86.10 is too old for it: install 580"),

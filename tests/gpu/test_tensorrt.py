@@ -2,7 +2,14 @@
 
 import pytest
 
-from penstock.gpu.tensorrt import ARCHITECTURES, advise_tensorrt, why_not_built
+from penstock.gpu.tensorrt import (
+    ARCHITECTURES,
+    GPU_NAMES,
+    advise_tensorrt,
+    capability_of,
+    capability_text,
+    why_not_built,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,13 +23,13 @@ from penstock.gpu.tensorrt import ARCHITECTURES, advise_tensorrt, why_not_built
             "ONNX Runtime built for CUDA 12, or TensorRT in Triton's image nvcr.io/nvidia/tritonserver:24.04",
         ),
         ((7, 0), False, False, "tritonserver:24.10-py3 (penstock models add --accelerator tensorrt)"),
-        ((7, 5), True, False, "CUDA (backend torch, or ONNX Runtime's CUDA provider)"),
+        ((7, 5), True, False, "CUDA (run make gpu, then penstock models add FILE)"),
         ((8, 0), True, False, "ONNX Runtime's plug-in 0.5 runs engines of 8.6, 8.9 and 12.x only"),
         ((8, 6), True, True, "TensorRT-RTX (penstock models build NAME --for 8.6; driver 580 or newer"),
         ((8, 7), False, False, "CUDA"),
         ((8, 9), True, True, "Penstock never ran it on such a GPU"),
-        ((9, 0), False, False, "CUDA (backend torch"),
-        ((10, 0), False, False, "CUDA (backend torch"),
+        ((9, 0), False, False, "CUDA (run make gpu"),
+        ((10, 0), False, False, "CUDA (run make gpu"),
         ((12, 0), True, True, "--for 12.0"),
         ((12, 1), True, True, "--for 12.1"),
         ((13, 0), False, False, "CUDA"),
@@ -41,8 +48,33 @@ def test_card_takes_what_its_architecture_allows(
 def test_refusal_names_the_card_and_what_it_takes() -> None:
     """An H200's owner reads what to use instead."""
     why = why_not_built((9, 0))
-    assert why.startswith(
-        "TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), only for 7.5, 8.0, 8.6, 8.9, 12.0"
-    )
+    assert why.startswith("TensorRT-RTX builds no engine for 9.0 (Hopper: H100, H200), and nothing was built; ")
     assert "for such a GPU use CUDA" in why
     assert all(why_not_built(capability) == "" for capability in ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("text", "capability"),
+    [
+        ("8.9", (8, 9)),
+        ("L4", (8, 9)),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", (8, 9)),
+        ("Tesla T4", (7, 5)),
+        ("a10g", (8, 6)),
+        ("P4", (6, 1)),
+        ("H100", (9, 0)),
+        ("rtx-5090", (12, 0)),
+        ("L44", None),
+        ("8", None),
+        ("8.x", None),
+        ("", None),
+    ],
+)
+def test_gpu_is_found_by_name_or_capability(text: str, capability: tuple[int, int] | None) -> None:
+    """As NVIDIA lists them; an unknown name is refused, not guessed."""
+    assert capability_of(text) == capability
+
+
+def test_message_names_a_gpu_of_every_architecture() -> None:
+    """Each one for which an engine can be built."""
+    assert [part.split()[0] for part in GPU_NAMES.split("; ")] == [capability_text(one) for one in ARCHITECTURES]

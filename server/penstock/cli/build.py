@@ -16,7 +16,7 @@ from penstock.cli.model_flags import check_file_name, image_size
 from penstock.cli.model_list import installed_models, unknown_model
 from penstock.cli.terminal import fail, print_json, printable, progress_bar, stoppable
 from penstock.engines.ort_serving.placement import Precision
-from penstock.gpu.tensorrt import ARCHITECTURES, capability_text, why_not_built
+from penstock.gpu.tensorrt import ARCHITECTURES, GPU_NAMES, capability_of, capability_text, why_not_built
 from penstock.gpu.triton_images import Capability
 from penstock.models.catalogue import InstalledModel
 from penstock.protocol.errors import InvalidRequest
@@ -56,7 +56,7 @@ class _Options:
 def build(
     model: Annotated[str, typer.Argument(metavar="NAME|FILE", help="a model of this machine, or an ONNX file")],
     architectures: Annotated[
-        str, typer.Option("--for", metavar="8.9,…", help=f"compute capabilities of the GPUs: {_KNOWN}")
+        str, typer.Option("--for", metavar="8.9,…", help=f"GPUs, by name (L4) or compute capability: {_KNOWN}")
     ],
     max_batch: Annotated[
         int | None, typer.Option(min=1, max=_MAX_BATCH, help="largest batch [the model's max_batch_size; 8 for a file]")
@@ -81,21 +81,23 @@ def build(
         fail(f"--precision {precision.value} is not possible: give fp32 (keeps the file's own types), tf32 or fp16")
     options = _Options(max_batch, image_size(input_size), precision)
     note = use_note(precision, source.precision)
-    engines = []
+    engines, problems = [], list[str]()
     for capability in wanted:
-        with stoppable("no unfinished engine is left"), _errors_as_messages():
+        with stoppable("no unfinished engine is left"), _problems_to(problems):
             built, file = _build(source, capability, options)
-        engines.append((built, file))
-        if not as_json:
+            engines.append((built, file))
+        if engines and engines[-1][0].architecture == capability and not as_json:
             print_engine(Console(highlight=False), source.title, built, file)
-    if note and not as_json:
+    if note and engines and not as_json:
         typer.echo(f"  note: {note}")
     if as_json:
         from penstock.models.tensorrt_rtx.page import as_json as engine_json
 
-        print_json(
-            {"model": source.title, "engines": [engine_json(built, file) for built, file in engines], "note": note}
-        )
+        rows = [engine_json(built, file) for built, file in engines]
+        if rows:
+            print_json({"model": source.title, "engines": rows, "note": note, "problems": problems})
+    if problems:
+        fail("; ".join(problems), code=1)
 
 
 def _build(source: _Source, capability: Capability, options: _Options) -> "tuple[BuiltEngine, Path]":
@@ -111,7 +113,13 @@ def _build(source: _Source, capability: Capability, options: _Options) -> "tuple
 
         rows = options.max_batch or source.max_batch or _DEFAULT_BATCH
         request = BuildRequest(
-            str(source.file), capability, rows, source.sides, options.size, precision=options.precision
+            str(source.file),
+            capability,
+            rows,
+            source.sides,
+            options.size,
+            options.precision,
+            options.max_batch is not None,
         )
         built, file = build_engine(request, on_phase)
     write_page(file, page(source.title, built))
@@ -120,7 +128,7 @@ def _build(source: _Source, capability: Capability, options: _Options) -> "tuple
 
 def print_engine(console: Console, title: str, built: "BuiltEngine", file: Path) -> None:
     """The engine's figures and its fusion table."""
-    from penstock.models.tensorrt_rtx.page import operators_text, summary_lines
+    from penstock.models.tensorrt_rtx.page import OWN_OPERATORS, operators_text, summary_lines
 
     console.print(printable(f"{title}: {file}"), markup=False, soft_wrap=True)
     for line in summary_lines(built):
@@ -129,6 +137,8 @@ def print_engine(console: Console, title: str, built: "BuiltEngine", file: Path)
     for pattern in built.table.patterns:
         table.add_row(str(pattern.layers), Text(printable(operators_text(pattern))))
     console.print(table)
+    if any(not pattern.operators for pattern in built.table.patterns):
+        console.print(f"  {OWN_OPERATORS}", markup=False)
     console.print(printable(f"  all layers: {file.with_suffix('.md')}"), markup=False, soft_wrap=True)
 
 
@@ -160,10 +170,8 @@ def _capabilities(text: str) -> tuple[Capability, ...]:
 
 
 def _capability(text: str) -> Capability:
-    major, _, minor = text.partition(".")
-    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in (major, minor)):
-        fail(f"--for {text!r} should be a compute capability: {_KNOWN} (`penstock doctor` shows a GPU's)")
-    return int(major), int(minor)
+    found = capability_of(text)
+    return found or fail(f"--for {text!r} should be a GPU's compute capability or name: {GPU_NAMES}")
 
 
 def _source(model: str, home: Path | None) -> _Source:
@@ -207,12 +215,13 @@ def _precision(parameters: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _errors_as_messages() -> Iterator[None]:
+def _problems_to(problems: list[str]) -> Iterator[None]:
+    """Appends why no engine was built: the other architectures are built all the same."""
     from penstock.models.tensorrt_rtx.build import CannotBuild
 
     try:
         yield
     except CannotBuild as error:
-        fail(str(error), code=1)
+        problems.append(str(error))
     except OSError as error:
-        fail(f"{error.filename} cannot be written: {error.strerror}", code=1)
+        problems.append(f"{error.filename} cannot be written: {error.strerror}")

@@ -5,6 +5,7 @@ tensorrt_rtx_provider_options.h of onnxruntime-ep-nv-tensorrt-rtx-cu13 0.5.0, wh
 plug-in supports; TensorRT-RTX's support matrix. TensorRT-RTX refused an H200 when it was tried.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,6 +41,33 @@ _TABLE = (
 ARCHITECTURES: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
 
 
+# Of NVIDIA's list "CUDA GPU Compute Capability", read in November 2026.
+_CAPABILITIES: dict[Capability, str] = {
+    (6, 0): "P100",
+    (6, 1): "P4 P40",
+    (7, 0): "V100",
+    (7, 5): "T4 RTX2060 RTX2070 RTX2080",
+    (8, 0): "A100 A30",
+    (8, 6): "A2 A10 A10G A16 A40 RTX3050 RTX3060 RTX3070 RTX3080 RTX3090 RTXA2000 RTXA4000 RTXA5000 RTXA6000",
+    (8, 9): "L4 L40 L40S RTX4050 RTX4060 RTX4070 RTX4080 RTX4090",
+    (9, 0): "H100 H200 GH200",
+    (10, 0): "B200 GB200",
+    (10, 3): "B300 GB300",
+    (12, 0): "RTX5050 RTX5060 RTX5070 RTX5080 RTX5090",
+    (12, 1): "GB10",
+}
+_BY_NAME = {name: capability for capability, names in _CAPABILITIES.items() for name in names.split()}
+GPU_NAMES = "7.5 T4, RTX 20; 8.0 A100, A30; 8.6 A2, A10, A16, A40, RTX 30; 8.9 L4, L40, RTX 40; 12.0 RTX 50; 12.1 GB10"
+
+
+def capability_of(text: str) -> Capability | None:
+    """The compute capability of `8.9`, or of a name such as `L4` or `NVIDIA GeForce RTX 4090`; None if unknown."""
+    if found := re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", text, re.ASCII):
+        return int(found[1]), int(found[2])
+    name = re.sub(r"NVIDIA|GEFORCE|TESLA|[ _-]", "", text.upper())
+    return _BY_NAME.get(name.removesuffix("SUPER").removesuffix("TI"))
+
+
 @dataclass(frozen=True, slots=True)
 class TensorRtAdvice:
     """is_built: engines can be built for it. is_served: they can be run. sentence: what runs models on the card."""
@@ -73,7 +101,7 @@ def _other(capability: Capability) -> str:
     ngc = f"TensorRT in Triton's image {image} (penstock models add --accelerator tensorrt)"
     if capability < TURING:  # PyTorch and ONNX Runtime for CUDA 13 start with Turing
         return f"ONNX Runtime built for CUDA 12, or {ngc}"
-    return f"CUDA (backend torch, or ONNX Runtime's CUDA provider), or {ngc}"
+    return f"CUDA (run make gpu, then penstock models add FILE), or {ngc}"
 
 
 def capability_text(capability: Capability) -> str:
@@ -86,9 +114,8 @@ def why_not_built(capability: Capability) -> str:
     advice = advise_tensorrt(capability)
     if advice.is_built:
         return ""
-    known = ", ".join(map(capability_text, ARCHITECTURES))
     name = f"{capability_text(capability)} ({advice.cards})"
-    return f"TensorRT-RTX builds no engine for {name}, only for {known}; for such a GPU use {advice.sentence}"
+    return f"TensorRT-RTX builds no engine for {name}, and nothing was built; for such a GPU use {advice.sentence}"
 
 
 class Accelerator(StrEnum):

@@ -86,9 +86,9 @@ def test_engine_in_fp16_computes_in_half_precision(shared_dir: Path, tmp_path: P
 
 @pytest.mark.long
 def test_engine_for_turing_of_a_float32_gemm_is_refused(shared_dir: Path, tmp_path: Path) -> None:
-    """TensorRT-RTX has no float32 matrix products for 7.5; its reason is in the message."""
+    """TensorRT-RTX has no float32 matrix products for 7.5; the cure is in the message."""
     request = request_for(real_model(shared_dir, tmp_path, "osnet_x0_25_msmt17.onnx"), (7, 5))
-    with pytest.raises(CannotBuild, match=r"for 7.5: .*FP32 GEMM is not supported"):
+    with pytest.raises(CannotBuild, match=r"for 7.5: FP32 GEMM is not supported there: give --precision fp16"):
         build_engine(request)
 
 
@@ -231,7 +231,7 @@ def test_build_without_the_library_names_the_package(tmp_path: Path, monkeypatch
     """A missing library is a sentence with the command that installs it."""
     (tmp_path / "tensorrt_rtx_bindings.py").write_text("raise ImportError('no library')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    sentence = r"TensorRT-RTX is not installed here \(no library\): pip install 'penstock\[tensorrt\]'"
+    sentence = r"TensorRT-RTX is not installed here \(no library\): run make tensorrt in a checkout, else pip"
     with pytest.raises(CannotBuild, match=sentence):
         build_engine(request_for(write(tmp_path / "model.onnx", "Relu", [1, 4])))
 

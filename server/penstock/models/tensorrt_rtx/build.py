@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from penstock.models.tensorrt_rtx.layers import FusionTable
 
 _MESSAGE_BYTES = 1 << 26
 _MIB = 1 << 20
+_MAX_REASON = 300  # characters
+_NO_GEMM = "FP32 GEMM is not supported"  # of the builder's error for Turing
 _PART = ".part"  # suffix of a file that a build writes; it begins with a dot
 _ABANDONED_S = 7200.0  # no build takes so long: its process was killed
 
@@ -61,6 +63,7 @@ class BuildRequest:
     sides: dict[str, Shape] = field(default_factory=dict)
     size: tuple[int, int] | None = None
     precision: Precision = Precision.FP32
+    has_batch_wish: bool = False
     limits: BuildLimits = field(default_factory=BuildLimits)
 
 
@@ -90,6 +93,29 @@ class BuildMessage:
 
 
 OnPhase = Callable[[str, int, int], None]
+
+
+def why_not_as_wished(request: BuildRequest, shapes: dict[str, tuple[Shape, Shape]]) -> str:
+    """Why the batch or the size that the user gave is not the engine's; empty if it is. shapes: of BuiltEngine."""
+    greatest = [most for _, most in shapes.values()]
+    ignored = []
+    if request.has_batch_wish and not any(most[:1] == (request.max_batch,) for most in greatest):
+        ignored.append("--max-batch")
+    if request.size is not None and not any(request.size in (most[1:3], most[2:4]) for most in greatest):
+        ignored.append("--input-size")
+    if not ignored:
+        return ""
+    fixed = ", ".join(f"{name} {list(most)}" for name, (_, most) in shapes.items())
+    return f"the file or config.pbtxt fixes its inputs: {fixed}; leave {' and '.join(ignored)} out"
+
+
+def failure_reason(errors: Sequence[str]) -> str:
+    """Why TensorRT-RTX built no engine, by the last of its errors."""
+    if not errors:
+        return "it gives no reason"
+    if _NO_GEMM in errors[-1]:
+        return f"{_NO_GEMM} there: give --precision fp16"
+    return " ".join(errors[-1].split())[:_MAX_REASON]
 
 
 def build_engine(request: BuildRequest, on_phase: OnPhase = lambda *_: None) -> tuple[BuiltEngine, Path]:

@@ -16,7 +16,15 @@ from penstock.engines.ort_serving.placement import Precision
 from penstock.engines.ort_serving.tensorrt_rtx import PROVIDER
 from penstock.gpu.tensorrt import capability_text
 from penstock.models.inspect.facts import ModelFacts
-from penstock.models.tensorrt_rtx.build import BuildRequest, BuiltEngine, CannotBuild, OnPhase, Shape
+from penstock.models.tensorrt_rtx.build import (
+    BuildRequest,
+    BuiltEngine,
+    CannotBuild,
+    OnPhase,
+    Shape,
+    failure_reason,
+    why_not_as_wished,
+)
 from penstock.models.tensorrt_rtx.layers import LOG_BEGIN, OnnxNode, read_layers
 
 _MAX_REASON = 300
@@ -88,13 +96,15 @@ def build(request: BuildRequest, facts: ModelFacts, part: Path, on_phase: OnPhas
         config.clear_flag(trt.BuilderFlag.TF32)  # it is set by default
     config.progress_monitor = _Monitor(on_phase)
     shapes = {tensor.name: _shapes(request, tensor) for tensor in _inputs(network)}
+    if why := why_not_as_wished(request, shapes):
+        raise CannotBuild(f"{request.model}: {why}")
     profile = builder.create_optimization_profile()
     for name, (least, greatest) in shapes.items():
         profile.set_shape(name, least, greatest, greatest)
     config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise CannotBuild(f"{_what(request)}: {_reason(log)}")
+        raise CannotBuild(f"{_what(request)}: {failure_reason(log.errors)}")
     if plan.nbytes > request.limits.engine_bytes:
         raise CannotBuild(f"{_what(request)}: it has {plan.nbytes} bytes (limit {request.limits.engine_bytes})")
     part.write_bytes(_context_model(request, graph, bytes(plan), facts.sha256))
@@ -114,10 +124,6 @@ def _what(request: BuildRequest) -> str:
     return (
         f"{request.model}: TensorRT-RTX {trt.__version__} builds no engine for {capability_text(request.architecture)}"
     )
-
-
-def _reason(log: _Log) -> str:
-    return " ".join(log.errors[-1].split())[:_MAX_REASON] if log.errors else "it gives no reason"
 
 
 def _content(request: BuildRequest, sha256: str) -> bytes:
@@ -151,7 +157,7 @@ def _parse(request: BuildRequest, content: bytes, network: Any, log: _Log) -> No
         return
     error = parser.get_error(0) if parser.num_errors else None
     if error is None:
-        raise CannotBuild(f"{_what(request)}: {_reason(log)}")
+        raise CannotBuild(f"{_what(request)}: {failure_reason(log.errors)}")
     node = f"operator {error.node_operator()} (node {error.node_name() or error.node()!r})"
     if error.code() in _NO_OPERATOR or _NO_PLUGIN in error.desc():
         raise CannotBuild(f"{_what(request)}: it does not support {node}, or not with these attributes")

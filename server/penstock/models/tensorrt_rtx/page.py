@@ -9,6 +9,10 @@ from penstock.models.tensorrt_rtx.build import BuiltEngine, Shape
 from penstock.models.tensorrt_rtx.layers import EngineLayer, FusedPattern, FusionTable
 
 SERVED = "ONNX Runtime's TensorRT-RTX plug-in serves it"
+OWN_OPERATORS = (
+    "In brackets: layers that name no ONNX nodes. They have TensorRT's names, cut to four letters: Resh reshapes, Slic "
+    "slices, Conc concatenates, Tran transposes, Move copies. TensorRT generates the kernels of layer type kgen."
+)
 NEVER_RUN = "It was built on a CPU; no GPU ran it."
 
 
@@ -16,7 +20,7 @@ def operators_text(one: EngineLayer | FusedPattern) -> str:
     """`Slice × 4 + Concat` of the operators that a layer holds; in brackets TensorRT's own, if it names no nodes."""
     if one.operators:
         return _counted(one.operators)
-    return f"(TensorRT's {_counted(one.own_operators)})" if one.own_operators else "(TensorRT's own)"
+    return f"({_counted(one.own_operators)} of TensorRT)" if one.own_operators else "(a kernel of TensorRT)"
 
 
 def _counted(operators: Sequence[str]) -> str:
@@ -34,21 +38,21 @@ def summary_lines(built: BuiltEngine) -> list[str]:
     """The engine as sentences: what it is for, its inputs, and its fusions in numbers."""
     table, advice = built.table, advise_tensorrt(built.architecture)
     inputs = ", ".join(f"{name} {shape_text(*shapes)}" for name, shapes in built.shapes.items())
-    return [
+    lines = [
         f"for {capability_text(built.architecture)} ({advice.cards}) in {built.precision.name} by TensorRT-RTX "
         f"{built.library}: {built.engine_bytes / 1e6:.1f} MB in {built.build_s:.1f} s",
         f"inputs: {inputs}",
         f"{table.node_count} ONNX nodes became {len(table.layers)} layers; {table.fused_count} of them fuse several "
-        f"operators; not counted: {table.control_count} that order streams or compute shapes",
+        f"operators; not counted: {table.control_count} that synchronize CUDA streams or compute shapes",
         *_folded(table),
-        _served(advice),
     ]
+    return [*lines, _served(advice)] if advice.is_served else [_served(advice), *lines]
 
 
 def _served(advice: TensorRtAdvice) -> str:
     if advice.is_served:
         return f"{SERVED}, with driver {MIN_DRIVER} or newer; Penstock never ran it on such a GPU"
-    return f"for such a GPU use {advice.sentence}"
+    return f"warning: ONNX Runtime's plug-in does not run this engine; for such a GPU use {advice.sentence}"
 
 
 def _folded(table: FusionTable) -> list[str]:
@@ -120,6 +124,8 @@ def page(title: str, built: BuiltEngine) -> str:
 | layers | ONNX operators of each |
 |---|---|
 {patterns}
+
+{OWN_OPERATORS}
 
 ## Layers
 
