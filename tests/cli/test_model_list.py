@@ -8,7 +8,7 @@ from penstock.protocol.model_reports import RunsOn
 
 
 def test_list_says_which_models_run_on_a_gpu_and_which_do_not_though_they_should() -> None:
-    """A model on a GPU has device, precision and graphs; one on the CPU has its reason, or no line."""
+    """A model on a GPU has device, precision and graphs; those on the CPU are in one line."""
     on = {
         "fast": RunsOn("cuda:0", "fp16", [1, 2, 8]),
         "engine": RunsOn("tensorrt_rtx:0", "fp32"),
@@ -23,5 +23,6 @@ def test_list_says_which_models_run_on_a_gpu_and_which_do_not_though_they_should
         "engine: runs on tensorrt_rtx:0 in FP32",
         "slow: runs on cuda:1 in FP32; no CUDA graph: the model has variable dimensions",
         "fallen: the model runs on the CPU instead of GPU 0: no driver",
+        "on the CPU: fallen, plain",
     ]
     assert rows[0].runs_on == on["fast"]

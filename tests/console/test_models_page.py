@@ -88,7 +88,7 @@ def test_list_shows_state_card_and_figures_of_each_model(show: Show, console_sta
     """After a few requests a row has their number, latency and batches; what is not loaded says why."""
     with show("/models") as page:
         row = row_of(page, "yolox-nano")
-        expect(row).to_contain_text("yolox · 416 × 416 · 80 labels · version 1")
+        expect(row).to_contain_text("yolox · 416 × 416 · 80 labels · version 1 · cpu in FP32")
         before = int(row.get_by_text("in all").inner_text().split()[0].replace(",", ""))
         send_pictures(console_stack, 3)
         expect(row).to_contain_text(f"{before + 3} in all")
@@ -136,6 +136,8 @@ def test_page_of_a_model_shows_its_card_and_draws_its_figures(show: Show, consol
     with show("/models/yolox-nano") as page:
         expect(page.get_by_role("heading", name="yolox-nano")).to_be_visible()
         card = page.locator("section").filter(has=page.get_by_role("heading", name="Card"))
+        device = page.locator("section").filter(has=page.get_by_role("heading", name="Device"))
+        expect(device).to_contain_text("cpu in FP32")
         for text in ("416 × 416", "BGR", "padded at the right and the bottom with 114", "images FP32 [3, 416, 416]"):
             expect(card).to_contain_text(text)
         page.get_by_text("80 labels").click()

@@ -114,7 +114,7 @@ def test_tensorrt_of_a_card_names_what_it_takes(
     card: GpuDevice, driver: str, words: str, advice: str, *, has_plugin: bool
 ) -> None:
     """What runs models on the card, and what TensorRT-RTX still needs: a newer driver, or the plug-in."""
-    (finding,) = graphics.tensorrt_findings(reading(card, driver=driver), has_plugin=has_plugin)
+    (finding,) = graphics.tensorrt_findings(reading(card, driver=driver), has_plugin=has_plugin, has_builder=True)
     assert (finding.id, finding.status) == ("tensorrt.card0", Severity.NOTE if advice else Severity.OK)
     assert finding.found.startswith(words)
     assert finding.advice.startswith(advice)
@@ -123,9 +123,30 @@ def test_tensorrt_of_a_card_names_what_it_takes(
 def test_tensorrt_has_one_finding_for_cards_of_one_kind() -> None:
     """Eight equal cards are not eight lines; a machine without cards has a line, too."""
     cards = [msgspec.structs.replace(card, index=index) for index, card in enumerate((T4, L4, T4, L4))]
-    found = graphics.tensorrt_findings(reading(*cards), has_plugin=True)
+    found = graphics.tensorrt_findings(reading(*cards), has_plugin=True, has_builder=True)
     assert [one.id for one in found] == ["tensorrt.card0", "tensorrt.card1"]
-    assert [one.id for one in graphics.tensorrt_findings(NO_LIBRARY, has_plugin=False)] == ["tensorrt.card"]
+    for has_builder, words in ((True, "can be built here (penstock models build)"), (False, "make tensorrt, or pip")):
+        (finding,) = graphics.tensorrt_findings(NO_LIBRARY, has_plugin=False, has_builder=has_builder)
+        assert finding.id == "tensorrt.card"
+        assert words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "visible", "words"),
+    [
+        (NO_LIBRARY, "all", None, ""),
+        (NO_LIBRARY, "0", None, "gpus is '0' and no NVIDIA GPU is here"),
+        (reading(L4), "0", None, ""),
+        (reading(L4), "0", "", "gpus has '0', which CUDA_VISIBLE_DEVICES= hides"),
+    ],
+)
+def test_gpus_that_up_would_refuse_are_a_problem(
+    found: NvmlReading, gpus: str, visible: str | None, words: str
+) -> None:
+    """The setting is checked as `penstock up` checks it."""
+    findings = graphics.wanted_findings(found, gpus, visible)
+    assert [one.status for one in findings] == ([Severity.PROBLEM] if words else [])
+    assert all(one.found.startswith(words) and "PENSTOCK_GPUS" in one.advice for one in findings)
 
 
 def test_image_without_a_gpu_has_nothing_to_fit() -> None:

@@ -163,6 +163,12 @@ def listener() -> Iterator[socket.socket]:
         yield taken
 
 
+def test_ports_video_program_is_listed_once(tmp_path: Path) -> None:
+    """`penstock up --video` uses the port of `penstock video run`."""
+    for wanted in ({}, {"video-port": ports.VIDEO_PORT}):
+        assert [one.port for one in ports.probe_ports(plan(tmp_path, ports=wanted))] == [ports.VIDEO_PORT]
+
+
 def test_ports_probe_taken_port_names_the_process(tmp_path: Path, listener: socket.socket) -> None:
     """The process that listens is named with its id; an engine's ports matter only where it has a process."""
     port = listener.getsockname()[1]

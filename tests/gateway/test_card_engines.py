@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from penstock.engines.run_directory import claim_run_directory
 from penstock.engines.triton.client import DiskLoads
@@ -87,7 +88,7 @@ def test_one_card_and_none_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("said", "triton", "reason"),
     [
-        ({"gpus": "5"}, TRITON, "--gpus: gpus has '5'"),
+        ({"gpus": "5"}, TRITON, "gpus has '5', and this machine has the GPUs 0"),
         ({"gpus": "0", "engine": "http://h:1"}, None, "--engine is a URL"),
         ({"gpus": "0,1", "engine": "embedded"}, None, "the embedded engine uses one GPU"),
         ({"engine_http_port": 65533}, TRITON, "the last of 2 GPUs would listen on port 65536"),
@@ -101,6 +102,17 @@ def test_cards_that_the_engine_cannot_use_are_refused_with_the_fix(
         with_cards(choice(tmp_path, triton, **said), machine(tmp_path))
     with pytest.raises(SettingsError, match="gpus"):
         read_settings({"gpus": "first"}, environ={})
+
+
+@pytest.mark.parametrize(("said", "count"), [({"gpus": "all"}, 1), ({}, 0)])
+def test_all_gpus_where_none_is_are_logged_if_they_were_demanded(
+    said: dict[str, object], count: int, tmp_path: Path
+) -> None:
+    """The stack serves on the CPU then; without the setting that is nothing special."""
+    with structlog.testing.capture_logs() as logs:
+        chosen = with_cards(choice(tmp_path, **said), machine(tmp_path, NvmlReading(NvmlOutcome.NO_DRIVER)))
+    assert chosen.cards == ()
+    assert [row["event"] for row in logs] == ["gpus is all and no NVIDIA GPU is here: models run on the CPU"] * count
 
 
 def test_ports_of_further_engines_are_three_higher_and_must_be_free(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class EncoderChoice:
             where = f" on {trial.card}" if trial.card else ""
             raise SinkFailed(
                 f"the {sink} sink's encoder is nvenc, and NVENC does not open{where}: {trial.why_not}; A100, H100, "
-                "H200 and B200 have none; use encoder auto or cpu"
+                "H200 and B200 have no video encoder; use encoder auto or cpu"
             )
         self._codec = H264.X264 if trial.why_not else H264.NVENC
         log.debug("video encoder", sink=sink, encoder=self._codec.value, card=trial.card, why_not_nvenc=trial.why_not)

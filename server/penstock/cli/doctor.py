@@ -78,12 +78,15 @@ def plan_of(settings: Settings) -> StackPlan:
     ports = {
         name.replace("_", "-"): port
         for name in Settings.model_fields
-        if name.endswith("_port") and (port := getattr(settings, name)) is not None
+        if name.endswith("_port")
+        and (name != "video_port" or settings.video)
+        and (port := getattr(settings, name)) is not None
     }
     return StackPlan(
         host=settings.host,
         ports=ports,
         engine=settings.engine,
+        gpus=settings.gpus,
         engine_environment=settings.engine_environment or default_environment(Path(sys.prefix), settings.home_path),
         home=settings.home_path,
         repositories=settings.repositories,

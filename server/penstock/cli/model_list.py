@@ -122,6 +122,8 @@ def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
     alone = "each request and picture goes to the engine alone"
     reasons += [f"{row.name}: {alone}: {row.unmerged}" for row in rows if row.unmerged]
     reasons += [f"{row.name}: {placed}" for row in rows if row.runs_on and (placed := _placed(row.runs_on))]
+    on_cpu = [row.name for row in rows if row.runs_on and not row.runs_on.is_on_gpu]
+    reasons += textwrap.wrap(f"on the CPU: {', '.join(on_cpu)}", 80, break_on_hyphens=False) if on_cpu else []
     reasons += [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
     return list(map(one_line, reasons))
 

@@ -203,9 +203,8 @@ class PortFacts:
 def probe_ports(plan: StackPlan) -> tuple[PortFacts, ...]:
     """Binds each port briefly. The engine's ports only if the engine would be a process of its own."""
     has_engine = runs_triton(plan)
-    tried = [
-        _facts(flag, host, port) for flag, host, port in [*_wanted(plan, has_engine), (VIDEO, LOOPBACK, VIDEO_PORT)]
-    ]
+    video = [] if plan.ports.get("video-port") == VIDEO_PORT else [(VIDEO, LOOPBACK, VIDEO_PORT)]
+    tried = [_facts(flag, host, port) for flag, host, port in [*_wanted(plan, has_engine), *video]]
     if all(one.why != "EADDRINUSE" for one in tried):
         return tuple(tried)
     holders = _holders({one.port for one in tried})

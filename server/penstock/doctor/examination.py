@@ -1,5 +1,6 @@
 """Runs all probes in parallel, each with a deadline."""
 
+import os
 import queue
 import threading
 import time
@@ -28,9 +29,12 @@ def _examine_graphics(plan: StackPlan) -> list[Finding]:
     facts = gpu.probe_graphics()
     reading = facts.reading
     on_video = gpu.video_findings(gpu.probe_video(), reading.cards) if reading.cards else gpu.no_card_findings()
-    tensorrt = gpu.tensorrt_findings(reading, has_plugin=gpu.has_tensorrt_plugin(plan.engine_environment))
+    tensorrt = gpu.tensorrt_findings(
+        reading, has_plugin=gpu.has_tensorrt_plugin(plan.engine_environment), has_builder=gpu.has_tensorrt_builder()
+    )
     return [
         *gpu.graphics_findings(facts),
+        *gpu.wanted_findings(reading, plan.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
         *gpu.image_findings(reading),
         *tensorrt,
         *mps.mps_findings(mps.probe_mps(), reading),

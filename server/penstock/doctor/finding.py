@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from penstock.gpu.cards import ALL
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -58,6 +60,7 @@ class StackPlan:
     repositories: tuple[Path, ...]
     max_inflight_requests: int
     max_inflight_bytes: int
+    gpus: str = ALL
     temp: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
 
     @property

@@ -4,11 +4,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.doctor.finding import Finding, Severity, shown_bytes
 from penstock.doctor.host import container_kind
-from penstock.gpu.cards import ALL, choose_cards
+from penstock.gpu.cards import ALL, GpusRefused, choose_cards
 from penstock.gpu.nvml import GpuDevice, NvmlOutcome, NvmlReading, read_cards
 from penstock.gpu.telemetry.messages import CardLoad
 from penstock.gpu.telemetry.sampler import TelemetryUnavailable, sample
@@ -100,6 +101,16 @@ def graphics_findings(facts: GraphicsFacts) -> list[Finding]:
         seen = "CUDA sees none of them" if facts.hidden.endswith(("=", "=-1")) else "CUDA sees those named only"
         findings.append(Finding("gpu.hidden", Severity.NOTE, f"{seen}: {facts.hidden}", advice))
     return findings
+
+
+def wanted_findings(reading: NvmlReading, gpus: str, visible: str | None) -> list[Finding]:
+    """A problem if `penstock up` refuses the setting `gpus`. visible: CUDA_VISIBLE_DEVICES, None if not set."""
+    try:
+        choose_cards(gpus, reading, visible)
+    except GpusRefused as error:
+        found, _, advice = str(error).partition("; ")
+        return [Finding("gpu.wanted", Severity.PROBLEM, found, f"{advice} (--gpus, PENSTOCK_GPUS)")]
+    return []
 
 
 def _card(card: GpuDevice) -> Finding:
@@ -195,7 +206,8 @@ def _no_driver(facts: GraphicsFacts) -> Finding:
         found = f"{len(facts.pci)} NVIDIA GPUs on the PCI bus ({', '.join(facts.pci)}), no driver"
         advice = "install NVIDIA's driver (branch 580, long-term support, fits every GPU since Pascal), then reboot"
         return Finding("gpu.driver", Severity.WARNING, found, advice)
-    return Finding("gpu.card", Severity.OK, "no NVIDIA GPU: models run on the CPU")
+    found = "no NVIDIA GPU: models run on the CPU; on a GPU machine run make gpu or make tensorrt first (docs/gpu.md)"
+    return Finding("gpu.card", Severity.OK, found)
 
 
 _FITS = (DriverFit.FULL, DriverFit.BY_MINOR_VERSION, DriverFit.UNKNOWN)
@@ -244,10 +256,21 @@ _INSTALL_PLUGIN = (
 )
 
 
-def tensorrt_findings(reading: NvmlReading, *, has_plugin: bool) -> list[Finding]:
+def has_tensorrt_builder() -> bool:
+    """Whether TensorRT-RTX is installed here, which builds engines."""
+    return find_spec("tensorrt_rtx_bindings") is not None
+
+
+def _builder(is_here: bool) -> str:
+    if is_here:
+        return "engines for another machine's GPU can be built here (penstock models build)"
+    return "make tensorrt, or pip install 'penstock[tensorrt]', installs what builds engines for another machine's GPU"
+
+
+def tensorrt_findings(reading: NvmlReading, *, has_plugin: bool, has_builder: bool) -> list[Finding]:
     """Which TensorRT supports the cards: a finding for the first card of each compute capability."""
     if not reading.cards:
-        return [Finding("tensorrt.card", Severity.OK, "no NVIDIA GPU, so no TensorRT; engines can be built here")]
+        return [Finding("tensorrt.card", Severity.OK, f"no NVIDIA GPU, so no TensorRT; {_builder(has_builder)}")]
     first = {card.capability: card for card in reversed(reading.cards)}
     return [
         _tensorrt(card, reading.driver, has_plugin=has_plugin)

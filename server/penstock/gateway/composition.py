@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from tritonclient.grpc import service_pb2
 
 from penstock.engines.call_options import EngineHeaders, RetryBudget, read_header_file
+from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.engines.probes import LoadTrial, RowChecks, TryImage, try_rows
 from penstock.engines.replica import CardReplicas
 from penstock.engines.replicas import Replicas
@@ -98,7 +99,8 @@ class ConnectedEngine:
     """A connected engine. place: its address, for the log. slab: shared memory that it reads tensors from.
 
     budget: of retried calls, None for no retries. replicas: None for a single engine. cards: the replicas' cards, if
-    each has one. tritons: by replica, or the only one.
+    each has one. tritons: by replica, or the only one. facts: how the embedded engine runs a model; raises
+    InferenceError for one that is not loaded.
     """
 
     engine: Engine
@@ -108,6 +110,7 @@ class ConnectedEngine:
     replicas: Replicas | None = None
     cards: CardEngines = NO_CARDS
     tritons: Mapping[str, TritonEngine] = field(default_factory=dict)
+    facts: Callable[[str], EngineFacts] | None = None
 
 
 def compose_engine(
@@ -194,7 +197,7 @@ def _embedded_engine(settings: Settings) -> ConnectedEngine:
     slab = SharedSlab(asyncio.get_running_loop().call_later) if settings.slab_bytes else None
     if slab is not None:
         slab.renew(anonymous_memory(slab_bytes_with_client_parts(settings.slab_bytes)))
-    return ConnectedEngine(engine, settings.engine, slab)
+    return ConnectedEngine(engine, settings.engine, slab, facts=getattr(engine, "facts", None))
 
 
 def _onnx_engine(settings: Settings) -> Engine:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from penstock.engines.ort_serving.placement import EngineFacts
 from penstock.engines.watch import EngineWatch
@@ -78,22 +77,13 @@ def model_sources(view: GatewayView, plane: DataPlane, parts: ServingParts, imag
     )
 
 
-@runtime_checkable
-class _ReportsFacts(Protocol):
-    """An engine that knows how it runs each model."""
-
-    def facts(self, model_name: str) -> EngineFacts:
-        """Raises InferenceError for a model that is not loaded."""
-        ...
-
-
 def _facts(view: GatewayView, model_name: str) -> tuple[EngineFacts, ...]:
     """Of the embedded engine, else of our Triton, which the parent reads from its log."""
-    engine = view.engine.engine
-    if not isinstance(engine, _ReportsFacts):
+    facts = view.engine.facts
+    if facts is None:
         return view.parent().facts.get(model_name, ())
     with suppress(InferenceError):
-        return (engine.facts(model_name),)
+        return (facts(model_name),)
     return ()
 
 

@@ -69,9 +69,7 @@ class RunsOn(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In a few words: `cuda:0 in FP16, CUDA graphs for 1, 2, 4, 8`; on the CPU without the precision."""
-        if not self.is_on_gpu:
-            return self.device
+        """In a few words: `cuda:0 in FP16, CUDA graphs for 1, 2, 4, 8`, or `cpu in FP32`."""
         sizes = ", ".join(map(str, self.graph_batch_sizes))
         return f"{self.device} in {self.precision.upper()}" + (f", CUDA graphs for {sizes}" if sizes else "")
 

@@ -141,7 +141,7 @@ def test_sink_that_must_use_nvenc_is_refused_on_a_card_without_it(
         SINKS[name](tmp_path, EncoderKind.NVENC)
     assert refused.value.message == (
         f"the {name} sink's encoder is nvenc, and NVENC does not open on NVIDIA H200: OpenEncodeSessionEx failed: "
-        "unsupported device (2); A100, H100, H200 and B200 have none; use encoder auto or cpu"
+        "unsupported device (2); A100, H100, H200 and B200 have no video encoder; use encoder auto or cpu"
     )
 
 

@@ -35,7 +35,9 @@ def with_cards(choice: EngineChoice, machine: Machine | None = None) -> EngineCh
     try:
         cards = choose_cards(settings.gpus, machine.reading, machine.environ.get(VISIBLE_CARDS))
     except GpusRefused as error:
-        raise CannotStart(f"--gpus: {error}") from error
+        raise CannotStart(str(error)) from error
+    if not cards and "gpus" in settings.model_fields_set:
+        log.warning("gpus is all and no NVIDIA GPU is here: models run on the CPU", see="penstock doctor")
     if len(cards) > 1 and choice.triton is not None:
         return _placed(choice, cards)
     if len(cards) > 1 and has_wish:

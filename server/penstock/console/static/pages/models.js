@@ -30,7 +30,7 @@ const pair = (figure, rest) => h("div", {class: "pair"}, h("span", {}, figure), 
 
 function nameCell(model) {
   const versions = model.versions.filter(version => version.state === "READY").map(version => version.version);
-  const more = [summaryOf(model), versions.length ? `version ${versions.join(", ")}` : null].filter(Boolean).join(" · ");
+  const more = [summaryOf(model), versions.length ? `version ${versions.join(", ")}` : null, model.runs_on ? `${model.runs_on.device} in ${model.runs_on.precision.toUpperCase()}` : null].filter(Boolean).join(" · ");
   const problem = reasonOf(model) || model.card_problem;
   return h("div", {class: "model-name"}, h("a", {href: pageOf(model.name)}, model.name), more ? h("small", {}, more) : null, problem ? h("small", {class: model.state === "not loaded" ? "" : "fault"}, problem) : null);
 }

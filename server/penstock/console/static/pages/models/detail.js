@@ -4,7 +4,7 @@ import {h, replace} from "/dom.js";
 import {gateway, identity} from "/api.js";
 import {barChart, lineChart} from "/charts.js";
 import {badge, button, clockTime, dialog, emptyState, faultLine, pageHead, poll, shown, table, toast} from "/widgets.js";
-import {pathOf, reasonOf, refusedOf, stateBadge, tryPageOf} from "/pages/models/model.js";
+import {pathOf, reasonOf, refusedOf, runsOn, stateBadge, tryPageOf} from "/pages/models/model.js";
 
 const POLL_MS = 2000;
 const OVER_S = 10; // figures over the last seconds
@@ -177,24 +177,16 @@ function statusesOf(codes) {
   return Object.entries(groups).map(([protocol, found]) => `${protocol}: ${found.map(([code, count]) => `${shown(count)} × ${code}`).join(", ")}`);
 }
 
-/** `cuda:0 in FP16, CUDA graphs for 1, 2, 4, 8`; null where the engine does not report it. */
-function runsOn(found) {
-  if (!found) return null;
-  if (!found.device.startsWith("cuda")) return found.device;
-  const sizes = found.graph_batch_sizes;
-  return `${found.device} in ${found.precision.toUpperCase()}${sizes.length ? `, CUDA graphs for ${sizes.join(", ")}` : ""}`;
-}
-
 function factsOf(model) {
   const {batching, traffic, card} = model;
   const refused = Object.entries(traffic.refused).filter(([, count]) => count).map(([why, count]) => `${count} ${why.replaceAll("_", " ")}`);
   const closed = Object.entries(batching.closed_by).map(([why, value]) => ({name: CLOSED[why] ?? why, value}));
   return [
     card ? cardOf(card, model) : h("section", {class: "card"}, h("h3", {}, "Tensors"), h("p", {class: "quiet"}, model.inputs.length ? "It has no picture parameters: it takes tensors." : "Its inputs are known once it is loaded."), h("dl", {class: "facts"}, tensorFacts(model))),
+    model.runs_on ? h("section", {class: "card"}, h("h3", {}, "Device"), h("dl", {class: "facts"}, fact("Runs on", runsOn(model.runs_on)), fact("Not as configured", model.runs_on.fallbacks.join("; ") || null))) : null,
     h("section", {class: "card"}, h("h3", {}, "Batches"), h("dl", {class: "facts"},
       fact("Formed by", {gateway: "the gateway", triton: "Triton", off: "nothing: each request is a call"}[batching.owner]),
       fact("Largest", batching.max_batch_size), fact("Instances", batching.instances), fact("SLO", batching.slo_p99_ms === null ? null : `p99 ${shown(batching.slo_p99_ms, "ms")}`),
-      fact("Runs on", runsOn(model.runs_on)), fact("Instead", model.runs_on?.fallbacks.join("; ") || null),
       fact("Not merged", batching.unmerged), fact("Batches", batching.count ? `${shown(batching.count)}, mean ${shown(batching.mean_rows)} rows` : null),
       fact("Answers by status", lines(statusesOf(traffic.codes))), fact("Refused", refusedOf(model) ? refused.join(", ") : "0")),
     batching.count ? barChart({title: "Why batches closed", rows: closed}) : null),
