@@ -39,7 +39,7 @@ serve: $(VENV)/.base $(GPU) $(TRITON)  ## the same with a model of yours (MODEL=
 	@[ -n '$(MODEL)' ] || { echo 'give your model file: make serve MODEL=best.onnx'; exit 2; }
 	@exec $(BIN)/penstock serve '$(MODEL)' $(ARGS)
 
-gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch and onnxruntime-gpu for models on a GPU, and what decodes video there (7 GB; CUDA 13: driver 580, Turing or newer)
+gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch and onnxruntime-gpu for models on a GPU, and what decodes video there (about 7 GB; CUDA 13: driver 580, Turing or newer)
 
 tensorrt: $(if $(RUNS_TRITON),$(TRITON_VENV)/.tensorrt) $(VENV)/.tensorrt  ## TensorRT-RTX: builds engines on a CPU, and ONNX Runtime's plug-in that runs them (240 MB to download; NVIDIA's licence)
 

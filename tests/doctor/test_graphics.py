@@ -209,3 +209,23 @@ def test_graphics_of_several_cards_says_that_each_gets_an_engine() -> None:
     assert pick(findings, "gpu.silent").status is Severity.WARNING
     one = graphics.graphics_findings(GraphicsFacts(several, hidden="CUDA_VISIBLE_DEVICES=1"))
     assert "gpu.cards" not in [finding.id for finding in one]
+
+
+@pytest.mark.parametrize(
+    ("missing", "in_triton", "has_plugin"),
+    [((), None, True), ((), False, False), ((), True, True), (("onnxruntime-ep-nv-tensorrt-rtx-cu13",), True, False)],
+)
+def test_plugin_is_looked_for_beside_both_engines(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: tuple[str, ...],
+    *,
+    in_triton: bool | None,
+    has_plugin: bool,
+) -> None:
+    """Triton's backend runs in an environment of its own; one that does not exist lacks nothing."""
+    packages = tmp_path / "triton/lib/python3.11/site-packages"
+    if in_triton is not None:
+        (packages / "onnxruntime_ep_nv_tensorrt_rtx" if in_triton else packages).mkdir(parents=True)
+    monkeypatch.setattr(graphics, "missing_of", lambda names: missing)
+    assert graphics.has_tensorrt_plugin(tmp_path / "triton") is has_plugin
