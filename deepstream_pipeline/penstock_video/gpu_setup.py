@@ -78,7 +78,7 @@ def open_gpu(settings: GpuSettings, wishes: Iterable[DecoderKind], engines: Card
     Raises GpuUnavailable if `gpus` names GPUs that cannot be used.
     """
     if all(wish is DecoderKind.CPU for wish in wishes):
-        return GpuSetup(None, "every source of this run was to be decoded by the cpu, and no GPU was opened")
+        return GpuSetup(None, "all sources of this run have decoder cpu, so no GPU was opened")
     found = _opened(settings, engines)
     if found.device is None and settings.gpus != ALL:
         raise GpuUnavailable(
@@ -98,7 +98,7 @@ def _opened(settings: GpuSettings, engines: CardEngines) -> GpuSetup:
         return GpuSetup(None, error.message)
     except GpusRefused as error:
         return GpuSetup(None, str(error))
-    log.info("the GPU decodes", gpu=settings.device, name=device.name, cards=len(cards) or 1)
+    log.info("the GPU decodes sources", gpu=settings.device, name=device.name, cards=len(cards) or 1)
     if len(cards) == 1:
         cards = (replace(cards[0], engines=_engines_of(device)),)
     meter = DecoderMeter([one.card.uuid for one in cards]) if cards else None
@@ -162,4 +162,4 @@ class _Ring(CudaRing):
         try:
             super().close()
         except GpuFailed as error:
-            log.debug("memory of the GPU was not given back", reason=error.message)
+            log.debug("GPU memory was not freed", reason=error.message)

@@ -220,14 +220,14 @@ METRICS = (
     MetricSpec(
         "gpu_memory_bandwidth_activity",
         MetricKind.READ_GAUGE,
-        "Of what the GPU's memory can carry, the part that it carries.",
+        "Share of the GPU's memory bandwidth in use.",
         ("gpu", "source"),
     ),
     MetricSpec(
-        "gpu_nvdec_activity", MetricKind.READ_GAUGE, "Use of the GPU's video decoders, their mean.", ("gpu", "source")
+        "gpu_nvdec_activity", MetricKind.READ_GAUGE, "Mean utilization of the GPU's video decoders.", ("gpu", "source")
     ),
     MetricSpec(
-        "gpu_nvjpg_activity", MetricKind.READ_GAUGE, "Use of the GPU's JPEG decoders, their mean.", ("gpu", "source")
+        "gpu_nvjpg_activity", MetricKind.READ_GAUGE, "Mean utilization of the GPU's JPEG decoders.", ("gpu", "source")
     ),
     MetricSpec(
         "gpu_kernel_running_share",
@@ -238,7 +238,7 @@ METRICS = (
     MetricSpec(
         "gpu_process_memory_bytes",
         MetricKind.READ_GAUGE,
-        "Memory of the GPU that a process holds; processes go by Triton's instance or by program.",
+        "GPU memory of a process; label: Triton's instance or the program.",
         ("gpu", "process"),
     ),
     MetricSpec(

@@ -42,7 +42,7 @@ def test_cards_are_chosen_by_number_and_uuid_among_the_visible_ones(
         ("3", None, r"has '3', and this machine has the GPUs 0 \(GPU-a0\), 1 \(GPU-b1\), 2 \(GPU-b2\)"),
         ("GPU-b", None, "has 'GPU-b', and this machine has"),
         ("1", "0", "which CUDA_VISIBLE_DEVICES=0 hides"),
-        ("0,GPU-a", None, "has a GPU twice"),
+        ("0,GPU-a", None, "names a GPU twice"),
     ],
 )
 def test_cards_that_cannot_be_had_are_refused_in_a_sentence(gpus: str, visible: str | None, reason: str) -> None:
@@ -68,7 +68,7 @@ def test_machine_without_a_card_refuses_a_card_and_has_none() -> None:
 )
 def test_setting_that_names_no_cards_is_refused(text: str) -> None:
     """At start, before NVML is read: an entry gets into file names, variables and logs."""
-    with pytest.raises(ValueError, match=r"it takes all, or numbers|is given twice"):
+    with pytest.raises(ValueError, match=r"it takes all, or numbers|names a GPU twice"):
         checked_gpus(text)
     assert checked_gpus(" 0, GPU-6f ") == "0,GPU-6f"
     assert checked_gpus("MIG-GPU-6f/1/0") == "MIG-GPU-6f/1/0"
@@ -76,7 +76,7 @@ def test_setting_that_names_no_cards_is_refused(text: str) -> None:
 
 def test_setting_that_names_thousands_of_cards_is_refused() -> None:
     """The message has the limit, not the text."""
-    with pytest.raises(ValueError, match=r"^it has 5000 GPUs \(limit 64\)$"):
+    with pytest.raises(ValueError, match=r"^it names 5000 GPUs \(limit 64\)$"):
         checked_gpus(",".join(map(str, range(5000))))
 
 

@@ -29,7 +29,7 @@ def test_busy_card_shares_its_model_with_one_that_has_memory() -> None:
     """The reason has both cards' loads, before and with the copy."""
     models = [need("hot", 6, load=0.9), need("cold", 3, load=0.1)]
     found = ModelCopies(TWO, models, {"hot": (0,), "cold": (1,)}).next_copy()
-    why = "GPU 0 is busy 90% of the time and GPU 1 10%; with it 50% and 50%"
+    why = "GPU 0 is busy 90% of the time and GPU 1 10%; with the copy 50% and 50%"
     assert found == NewCopy("hot", 1, (), why)
 
 

@@ -41,7 +41,7 @@ def test_model_that_names_cards_is_there_only() -> None:
     """As its config.pbtxt says; on none if they are lost or not used."""
     placed = place([card(0), card(1, lost="gone")], [need("a", 1, cards=(0,)), need("b", 1, cards=(1,)), need("c", 1)])
     assert placed.models == {"a": (0,), "b": (), "c": (0,)}
-    assert placed.reasons["b"] == "no GPU, because none of them is used here: its config.pbtxt names 1"
+    assert placed.reasons["b"] == "no GPU that this stack uses: its config.pbtxt names 1"
 
 
 def test_model_that_fits_nowhere_is_tried_on_the_freest_card() -> None:
@@ -80,4 +80,4 @@ def test_model_on_the_cpu_is_loaded_once() -> None:
     """By the first engine that has a card, so that such models can call each other."""
     placed = place([card(0, lost="gone"), card(1), card(2)], [need("a", 0, is_on_cpu=True), need("b", 0)])
     assert placed.models == {"a": (1,), "b": (1, 2)}
-    assert placed.reasons["a"] == "GPU 1: it runs on the CPU, and one engine has it"
+    assert placed.reasons["a"] == "GPU 1: it runs on the CPU, so one engine loads it"

@@ -95,7 +95,7 @@ def test_end_of_one_cards_engine_costs_no_request(stack: RunningStack) -> None:
     assert [(row["url"], row["state"]) for row in report["replicas"]] == [("GPU 0", "up"), ("GPU 1", "up")]
     assert report["restarts"] == 1
     assert report["placements"]["identity"].startswith("GPU 0, GPU 1: ")
-    assert report["placements"]["slow"] == "GPU 0: it runs on the CPU, and one engine has it"
+    assert report["placements"]["slow"] == "GPU 0: it runs on the CPU, so one engine loads it"
 
 
 def test_model_of_a_busy_card_is_copied_and_no_request_fails(tmp_path: Path, triton_environment: Path) -> None:

@@ -35,7 +35,7 @@ from penstock_video.types import DeviceRow
 
 MAX_SUBMITTED = 64  # at once; callers have lower limits
 MOST_BYTES = 32 << 20  # of one call; the gateway's message limit is twice that
-NO_CARD = "rows lie on the GPU, and none of its memory is shared with the engine"
+NO_CARD = "rows are in GPU memory, which is not shared with the engine"
 THREAD_S = 5.0  # for the thread to begin and to end
 
 log = structlog.get_logger(component="video")
@@ -146,10 +146,10 @@ class Engine:
             return RowMemoryChoice(RowMemory.HOST, "the settings say host")
         reason = self._why_not_on_card(network)
         if reason and wish is RowMemory.DEVICE:
-            raise InferFailed(f"rows cannot be handed over on the GPU: {reason}; or set gpu: hand-over: host")
+            raise InferFailed(f"rows cannot be passed in GPU memory: {reason}; or set gpu: hand-over: host")
         choice = RowMemoryChoice(RowMemory.HOST, reason) if reason else RowMemoryChoice(RowMemory.DEVICE)
         why = {"reason": reason} if reason else {}
-        log.info("rows that the GPU makes are handed over", model=network.name, memory=choice.kind.value, **why)
+        log.info("the engine gets rows that the GPU prepared", model=network.name, memory=choice.kind.value, **why)
         return choice
 
     def submit(

@@ -157,14 +157,14 @@ class GpuMemoryClient:
                 await asyncio.shield(closing)
         except (GpuFailed, TimeoutError) as error:
             closing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-            log.debug("memory of the GPU was not given back", reason=str(error))
+            log.debug("GPU memory was not freed", reason=str(error))
 
     def _lease(self, size_bytes: int) -> DeviceLease:
         lease = self._slab.lease(size_bytes)
         if lease is None:
             raise InferRefused(
-                f"{size_bytes} bytes of rows find no room in the {self._slab.size_bytes} bytes of the GPU's memory "
-                "that the engine reads; fewer at once"
+                f"{size_bytes} bytes of rows do not fit into the {self._slab.size_bytes} bytes of GPU memory that the "
+                "engine reads; send fewer rows at once"
             )
         return lease
 
@@ -197,7 +197,7 @@ class GpuMemoryClient:
             meanwhile = (
                 "rows go through the host from now on" if self.is_lost else "their frames are lost while it lasts"
             )
-            log.warning(f"rows on the GPU cannot be copied; {meanwhile}", reason=error.message)
+            log.warning(f"rows in GPU memory cannot be copied; {meanwhile}", reason=error.message)
         self._is_failing = True
 
     def _give_up(self, copying: "asyncio.Future[None]", lease: DeviceLease) -> None:
@@ -226,7 +226,7 @@ class GpuMemoryClient:
                 return
             raise type(error)(
                 f"the engine cannot open memory of GPU {slab.device_index} ({error.message}): it must run on "
-                "that GPU, on this host, and see it by that number"
+                "that GPU, on this host, and see it under that number"
             ) from error
 
     async def _unregister(self) -> None:

@@ -30,11 +30,13 @@ def why_not(place: EngineAddress, network: Network) -> str:
     """Why rows cannot be on the GPU, without a trial; empty if a trial is useful."""
     host = place.grpc_address.rpartition(":")[0]
     if place.run_dir is None and not is_loopback(host):
-        return f"the gateway at {place.grpc_address} is on another host, and a GPU's memory is shared within one"
+        return (
+            f"the gateway at {place.grpc_address} is on another host, and GPU memory can be shared within one host only"
+        )
     if network.is_batched_by_gateway:
         return (
-            f"the gateway forms the batches of {network.name!r} (batch_owner gateway), and rows on the GPU would pass "
-            "it by; give the model dynamic_batching, or batch_owner off"
+            f"the gateway forms the batches of {network.name!r} (batch_owner gateway), and it cannot "
+            "read rows in GPU memory; give the model dynamic_batching, or batch_owner off"
         )
     return ""
 
@@ -82,10 +84,10 @@ def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> str:
     """How the answers differ; empty if they are within TOLERANCE of an output's maximum."""
     by_name = {tensor.name: tensor for tensor in other}
     if {tensor.name for tensor in one} != set(by_name):
-        return "through the GPU's memory the engine answered other outputs than through the host's"
+        return "the engine has other outputs for rows in GPU memory than for rows in host memory"
     for tensor in one:
         if not _are_alike(tensor, by_name[tensor.name]):
-            return f"through the GPU's memory output {tensor.name!r} is another than through the host's"
+            return f"output {tensor.name!r} differs between rows in GPU memory and rows in host memory"
     return ""
 
 

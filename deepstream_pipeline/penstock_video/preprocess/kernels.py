@@ -276,7 +276,7 @@ def compile_cubin(nvrtc: Any, architecture: str) -> bytes:
             said = " ".join(log.rstrip(b"\0").decode(errors="replace").split())
             if error == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION or not said.strip():
                 raise GpuUnavailable(
-                    f"NVRTC {_version(nvrtc)} compiles for no GPU of {architecture}: {said or error.name}; "
+                    f"NVRTC {_version(nvrtc)} cannot compile for {architecture}: {said or error.name}; "
                     "install another nvidia-cuda-nvrtc, or use the CPU (decoder: cpu)"
                 )
             raise GpuFailed(f"NVRTC {_version(nvrtc)} refuses the kernels for {architecture}: {said}")

@@ -43,7 +43,7 @@ class DecoderReading:
 class CardDecoders:
     """Decoders of a card. engines: their number, 0 if unknown. reading: None if NVML did not answer. sources: of this
     program. pixels_per_s: decoded for these, as `cost_of`. pending_pixels_per_s: of those that the reading does not
-    show yet. is_avoided: the card is lost, or made no decoder a moment ago."""
+    show yet. is_avoided: the card is lost, or could not create a decoder just now."""
 
     card: Card
     engines: int
@@ -97,15 +97,15 @@ def _refusal(cards: Sequence[CardDecoders], need: CameraNeed, now: float, limit:
     known = "; ".join(_fullness(one, need, now, limit) for one in cards)
     more = "another GPU (--gpus), " if len(cards) == 1 else ""
     return (
-        f"the video decoders are full ({known}); use fewer streams, a lower frame rate or size, {more}or with decoder: "
-        "auto the CPU takes the rest"
+        f"the video decoders are full ({known}); use fewer streams, a lower frame rate or size, {more}or decoder: "
+        "auto, which decodes the rest on the CPU"
     )
 
 
 def _fullness(one: CardDecoders, need: CameraNeed, now: float, limit: float) -> str:
     label = one.card.label
     if one.is_avoided:
-        return f"{label} is lost, or made no decoder a moment ago"
+        return f"{label} is lost, or could not create a decoder just now"
     if not one.engines:
         return f"{label} has no video decoder"
     share, more = one.measured(now), need.pixels_per_s / one.capacity

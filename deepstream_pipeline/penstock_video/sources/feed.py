@@ -147,7 +147,7 @@ class Feed:
             raise ValueError(f"a row of {size_bytes} bytes, where {self._needs.row_bytes} are the most")
         if ready.is_on_device:
             if self.device_ring is None:
-                raise ValueError("a row on a GPU, but there is no ring on a GPU")
+                raise ValueError("a row in GPU memory, but there is no ring on a GPU")
             return self.device_ring.row(ready.slot, ready.row_shape, self._row_dtype)
         row = self._ring.array(ready.slot, 0, ready.row_shape, self._row_dtype)
         row.flags.writeable = False

@@ -81,7 +81,7 @@ class SourcesOptions:
     max_opening: int = max(2, min(8, os.cpu_count() or 2))
     command: tuple[str, ...] = DECODER
     gpu: GpuSources | None = None
-    gpu_absence: str = "no GPU was looked for"
+    gpu_absence: str = "no GPU was searched for"
     allowed_outbound: tuple[str, ...] = ()
 
 

@@ -271,6 +271,6 @@ def _end(link: socket.socket, reason: EndReason, text: str) -> int:
 def _end_where_broken(device: Device, fault: GpuFailed) -> None:
     """Ends the process if the GPU context is broken, rather than one camera's call (such as no memory)."""
     if device.is_lost():
-        sys.stderr.write(f"the GPU does nothing more for this process: {fault.message}\n")
+        sys.stderr.write(f"this process can no longer use the GPU: {fault.message}\n")
         sys.stderr.flush()
         os._exit(1)

@@ -93,7 +93,7 @@ class Source:
         """Runs due actions. Returns whether it waits to be started."""
         gpu, feed = self._options.gpu, self._feed
         if gpu is not None and feed is not None and feed.device_ring is not None and gpu.is_card_lost():
-            self._do(self.watch.kill("the GPU was lost; it begins anew with rows in the host's memory"))
+            self._do(self.watch.kill("the GPU was lost; restarting with rows in host memory"))
         is_ours = self._is_waiting_for_room and bool(self._feed and self._feed.outside)
         action = self.watch.tick(now, is_ours=is_ours)
         self._do(action)
@@ -340,7 +340,7 @@ class Source:
 
     def _leave_card(self, reason: str) -> None:
         self._decoder_reason = reason
-        log.info("the CPU decodes a source that the GPU does not", source=self.source_id, reason=reason)
+        log.info("the CPU decodes a source that the GPU cannot decode", source=self.source_id, reason=reason)
 
     @property
     def _pictures(self) -> Pictures | None:
@@ -384,7 +384,7 @@ class Source:
     def _new_device_ring(self) -> DeviceRing:
         gpu = self._options.gpu
         if gpu is None or gpu.new_device_ring is None:
-            raise RuntimeError("a ring of rows on the GPU, where there is none")
+            raise RuntimeError("there is no GPU for a ring of rows")
         return gpu.new_device_ring(self._options.ring_frames, self._needs.row_bytes)
 
     def _start_record(self, now: float, device_ring: DeviceRing | None) -> Start:

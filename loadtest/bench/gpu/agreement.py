@@ -223,12 +223,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--media", type=Path, required=True, metavar="DIR", help="folder with .avi and .jpg")
     add("--json", type=Path, default=Path("agreement.json"), metavar="FILE", help="the figures [agreement.json]")
     add("--pictures", type=int, default=0, metavar="N", help="number of scenes, evenly spread [all]")
-    add("--rows", type=int, default=8, metavar="N", help="pictures a call on the GPU [8]")
+    add("--rows", type=int, default=8, metavar="N", help="pictures for each call on the GPU [8]")
     add("--precision", type=Precision, nargs="+", default=PRECISIONS, metavar="P", help="fp32 tf32 fp16 [all]")
-    add("--reference", type=Path, metavar="FILE", help="the CPU's results, stored [computed here]")
-    add("--write-reference", type=Path, metavar="FILE", help="computes the CPU's results, stores them and ends")
+    add("--reference", type=Path, metavar="FILE", help="file with the CPU's results [compute them]")
+    add("--write-reference", type=Path, metavar="FILE", help="only compute and store the CPU's results")
     add("--no-classifier", dest="has_classifier", action="store_false", help="without the random ResNet-50")
-    add("--no-gpu", dest="is_gpu", action="store_false", help="the CPU with rounded weights instead of the GPU")
+    add("--no-gpu", dest="is_gpu", action="store_false", help="use the CPU with rounded weights instead of the GPU")
     return parser.parse_args(arguments)
 
 

@@ -82,7 +82,7 @@ class CardCopies:
             try:
                 await self.look(time.monotonic())
             except OSError as error:  # a model's folder is being removed
-                log.debug("models are not placed now", reason=str(error))
+                log.debug("cannot place models now", reason=str(error))
 
     async def look(self, now: float) -> None:
         """Makes one change, if one is needed; as many as are needed if a card is lost.

@@ -44,9 +44,9 @@ def checked_gpus(text: str) -> str:
     if not all(map(_ENTRY.fullmatch, entries)):
         raise ValueError("it takes all, or numbers and UUIDs of nvidia-smi -L, comma-separated: 0,1 or GPU-6f2c")
     if len(entries) > MAX_CARDS:
-        raise ValueError(f"it has {len(entries)} GPUs (limit {MAX_CARDS})")
+        raise ValueError(f"it names {len(entries)} GPUs (limit {MAX_CARDS})")
     if len(set(entries)) < len(entries):
-        raise ValueError("a GPU is given twice")
+        raise ValueError("it names a GPU twice")
     return ",".join(entries)
 
 
@@ -71,7 +71,7 @@ def choose_cards(gpus: str, reading: NvmlReading, visible: str | None) -> tuple[
                 f"gpus has {entry!r}, which CUDA_VISIBLE_DEVICES={visible} hides; add it there, or leave it out here"
             )
     if len(set(chosen)) < len(chosen):
-        raise GpusRefused(f"gpus is {gpus!r}, which has a GPU twice: by its number and by its UUID")
+        raise GpusRefused(f"gpus is {gpus!r}, which names a GPU twice: by its number and by its UUID")
     return chosen
 
 

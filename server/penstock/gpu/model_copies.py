@@ -55,7 +55,7 @@ class ModelCopies:
             rooms = self._rooms_for(model)
             if rooms:
                 at = min(rooms, key=lambda one: (len(rooms[one]), -self._free_bytes(one), one))
-                return NewCopy(model.name, at, rooms[at], "no GPU that had it can be used")
+                return NewCopy(model.name, at, rooms[at], "none of its GPUs can be used")
         return None
 
     def _relieve(self) -> NewCopy | None:
@@ -73,7 +73,7 @@ class ModelCopies:
                 label, other = self._cards[busiest].card.label, self._cards[at].card.label
                 why = (
                     f"{label} is busy {before[busiest]:.0%} of the time and {other} {before[at]:.0%}; "
-                    f"with it {after[busiest]:.0%} and {after[at]:.0%}"
+                    f"with the copy {after[busiest]:.0%} and {after[at]:.0%}"
                 )
                 found.append((max(after.values()), len(removed), NewCopy(model.name, at, removed, why)))
         best = min(found, key=lambda one: (one[0], one[1], one[2].model, one[2].card), default=None)

@@ -91,12 +91,12 @@ class _Board:
             self._models[model.name] = named
             for at in named:
                 self._take(model, at)
-            where = self._labels(named) or "no GPU, because none of them is used here"
+            where = self._labels(named) or "no GPU that this stack uses"
             self._reasons[model.name] = f"{where}: its config.pbtxt names {', '.join(map(str, model.cards))}"
             return
         if model.is_on_cpu and self._usable:
             self._models[model.name] = self._usable[:1]
-            self._reasons[model.name] = f"{self._labels(self._usable[:1])}: it runs on the CPU, and one engine has it"
+            self._reasons[model.name] = f"{self._labels(self._usable[:1])}: it runs on the CPU, so one engine loads it"
             return
         fitting = [at for at in self._usable if self._fits(model, at)] or self._usable
         if not fitting:
@@ -106,7 +106,7 @@ class _Board:
         best = min(fitting, key=lambda at: (self._busy(at), -self._free[at], at))
         if not self._fits(model, best):
             self._reasons[model.name] = (
-                f"{self._labels([best])}: no GPU has {_gib(model.memory_bytes)} free, so it may not load"
+                f"{self._labels([best])}: no GPU has {_gib(model.memory_bytes)} free, so loading may fail"
             )
         self._models[model.name] = [best]
         self._take(model, best)

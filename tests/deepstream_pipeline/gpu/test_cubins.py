@@ -144,7 +144,7 @@ def test_cubin_where_nothing_can_be_kept_is_compiled_each_time(nvrtc: FakeNvrtc,
 def test_card_that_nvrtc_does_not_know_is_unavailable(nvrtc: FakeNvrtc, tmp_path: Path) -> None:
     """A card newer or older than the compiler: the sentence says which compiler, which card, and what to do."""
     nvrtc.error, nvrtc.log = nvrtcResult.NVRTC_ERROR_INVALID_OPTION, b"invalid value for --gpu-architecture\n"
-    with pytest.raises(GpuUnavailable, match=r"NVRTC 12\.9 compiles for no GPU of sm_42: invalid value .*use the CPU"):
+    with pytest.raises(GpuUnavailable, match=r"NVRTC 12\.9 cannot compile for sm_42: invalid value .*use the CPU"):
         cubin_for((4, 2), tmp_path)
     assert nvrtc.programs == 0
 

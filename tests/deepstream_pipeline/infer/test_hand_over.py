@@ -212,7 +212,7 @@ def test_engine_that_is_gone_fails_rows_on_the_card_at_once(gateway: CardGateway
 
 def test_rows_on_the_card_before_anything_was_tried_are_refused(rig: Rig) -> None:
     """There is no memory that the engine reads."""
-    assert "none of its memory is shared" in str(rig.submit(rig.on_card([0.1])).answer().error)
+    assert "which is not shared with the engine" in str(rig.submit(rig.on_card([0.1])).answer().error)
 
 
 def test_card_that_fails_is_logged_and_costs_those_rows_alone(driver: FakeDriver, rig: Rig) -> None:
@@ -271,7 +271,7 @@ def test_rows_that_find_no_room_are_refused(rig: Rig) -> None:
     assert whole is not None
     answer = rig.submit(rig.on_card([0.1])).answer()
     assert isinstance(answer.error, InferRefused)
-    assert "find no room" in str(answer.error)
+    assert "do not fit into" in str(answer.error)
     whole.release()
     assert rig.submit(rig.on_card([0.1])).answer().error is None
 
@@ -336,7 +336,7 @@ def test_engine_that_reads_elsewhere_is_found_out(gateway: CardGateway, rig: Rig
     """What comes of it is not the same."""
     gateway.engine.skew_bytes = 4 * 3 * SIDE * SIDE
     choice = rig.engine.hand_over(rig.network, RowMemory.AUTO)
-    assert choice.reason == "through the GPU's memory output 'y' is another than through the host's"
+    assert choice.reason == "output 'y' differs between rows in GPU memory and rows in host memory"
 
 
 def test_engine_that_does_not_answer_the_trial_leaves_rows_in_the_host(

@@ -104,13 +104,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--cameras-per-process", type=int, default=24, metavar="N", help="of the video programs [24]")
     parser.add_argument(
         "--decoder-limit", type=float, default=1.0, metavar="SHARE",
-        help="of the decoders' time from which on programs refuse streams [1: none is refused]",
+        help="decoder utilization at which programs refuse streams [1: never]",
     )  # fmt: skip
     parser.add_argument("--model", help="that gets the frames [GoogLeNet or YOLOX-S, which is made]")
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of the model [4]")
     parser.add_argument("--mps", choices=("on", "off"), default="on", help="of penstock up [on]")
     parser.add_argument("--work", type=Path, metavar="DIR", help="for clips, models, logs; kept [a temporary one]")
-    parser.add_argument("--short", action="store_true", help="short windows, two numbers of streams at most")
+    parser.add_argument("--short", action="store_true", help="short windows, at most two numbers of streams")
     parser.add_argument(
         "--no-gpu", dest="is_gpu", action="store_false",
         help="a miniature: the CPU decodes, model street, the embedded engine; no nvdec, no MPS",

@@ -284,7 +284,7 @@ class ProgramConnector:
                 return None
             greeting = Greeting.unpacked(message)
             if greeting.error or len(descriptors) != 1:
-                raise TorchLoadError(greeting.error or "the program's process sent no memory")
+                raise TorchLoadError(greeting.error or "the program's process sent no shared memory")
             inputs = [(spec.data_type, spec.dims) for spec in self._spec.inputs]
             layout = memory_layout(inputs, greeting.outputs, self._spec.max_batch_size)
             memory = mmap.mmap(descriptors[0], layout.size_bytes)

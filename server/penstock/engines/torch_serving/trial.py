@@ -73,7 +73,7 @@ def compare_with_reference(
 
 def _error_text(off: float, rows: int, sms: tuple[int, int]) -> str:
     own, every = sms
-    limit = f"{own} of the GPU's {every} SMs, its limit of MPS" if every else f"{own} SMs"
+    limit = f"{own} of the GPU's {every} SMs, the MPS limit" if every else f"{own} SMs"
     how = "with NaN" if math.isnan(off) else f"{off:.0%} off"
     return (
         f"with {limit}, this process answers {rows} row(s) {how} where the CPU does not, as cuDNN was met to do: give "

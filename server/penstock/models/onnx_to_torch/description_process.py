@@ -30,15 +30,15 @@ def describe_in_process(path: Path, folder: Path, limits: Limits | None = None) 
     try:
         done = subprocess.run(command, capture_output=True, timeout=limits.wall_s, check=False)
     except subprocess.TimeoutExpired:
-        raise CannotDescribe(f"it was not read and run in {limits.wall_s:g} s") from None
+        raise CannotDescribe(f"it could not be read and run within {limits.wall_s:g} s") from None
     try:
         problem = str(json.loads(done.stdout)["problem"])
     except (ValueError, TypeError, KeyError):
         how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
         memory_mib = limits.memory_bytes >> 20
         raise CannotDescribe(
-            f"the process that read it {how}; it may use {limits.cpu_s} s of CPU time, and {memory_mib} MiB of memory "
-            "and eight times the file's size"
+            f"the process that read it {how}; its limits are {limits.cpu_s} s of CPU time, and {memory_mib} MiB plus "
+            "eight times the file's size of memory"
         ) from None
     if problem:
         raise CannotDescribe(problem)
@@ -82,7 +82,9 @@ def _check_finite(names: Sequence[str], answers: Sequence[Any]) -> None:
         if not isinstance(answer, np.ndarray) or answer.dtype.kind not in "biuf":
             raise CannotDescribe(f"its output {name!r} is not a tensor of numbers")
         if answer.size and not np.isfinite(answer).any():
-            raise CannotDescribe(f"its output {name!r} has no finite value on noise, so its weights may be damaged")
+            raise CannotDescribe(
+                f"its output {name!r} has no finite value for random input, so its weights may be damaged"
+            )
 
 
 def _noise(drawn: np.random.Generator, dtype: str, shape: list[int]) -> Any:

@@ -112,7 +112,7 @@ def _convert(python: Path, folder: Path, out: Path, size_bytes: int) -> dict[str
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:_MAX_REASON]
-        limit = f"it may use {memory_bytes >> 20} MiB of memory and {_CPU_S} s of CPU time"
+        limit = f"its limits are {memory_bytes >> 20} MiB of memory and {_CPU_S} s of CPU time"
         raise OptimizeError(f"PyTorch ended without converting the model: {reason}; {limit}")
     said: dict[str, Any] = json.loads(lines[-1])
     return said
