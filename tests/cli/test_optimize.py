@@ -153,17 +153,20 @@ def test_optimize_to_pytorch_writes_the_twin_and_says_how_near_it_answers(
     """Without pictures; and both forms at once, or neither, are refused."""
     from penstock.models.onnx_to_torch import twin
 
-    def make(source: object, staged: Path) -> twin.TorchTwin:
+    def make(source: object, staged: Path) -> twin.ConvertedModel:
         made = 'parameters { key: "added_by" value { string_value: "penstock models optimize --torch" } }'
         (staged / "config.pbtxt").write_text(f'name: "small-torch" backend: "torch" {made}')
-        return twin.TorchTwin("small-torch", 2e-6, "2.11", 1_200_000)
+        return twin.ConvertedModel("small-torch", 2e-6, "2.11", 1_200_000)
 
-    monkeypatch.setattr(twin, "make_twin", make)
+    monkeypatch.setattr(twin, "convert_model", make)
     done = run("small", "--torch", url=stand_in.url)
     assert done.exit_code == 0, done.output
-    assert "(1.2 MB), converted by PyTorch 2.11; it answers as ONNX Runtime in FP32 within 2.0e-06" in done.stdout
+    assert (
+        "(1.2 MB), converted by PyTorch 2.11; its outputs differ from ONNX Runtime's in FP32 by at most 2.0e-06"
+        in done.stdout
+    )
     assert f"small-torch is loaded at {stand_in.url}" in done.stdout
-    assert json.loads(run("small", "--torch", "--json", url=stand_in.url).stdout)["off"] == 2e-6
+    assert json.loads(run("small", "--torch", "--json", url=stand_in.url).stdout)["largest_difference"] == 2e-6
     for words in (("small",), ("small", "--int8", "--torch")):
         assert "give either --int8 or --torch" in run(*words).stderr
     assert "--int8 needs pictures: --calibrate DIR" in run("small", "--int8").stderr
@@ -175,7 +178,7 @@ def test_optimize_does_not_replace_a_model_that_it_did_not_make(
     """A user may have a model of the result's name, which is kept as it is."""
     from penstock.models.onnx_to_torch import twin
 
-    monkeypatch.setattr(twin, "make_twin", lambda *_: pytest.fail("it was made"))
+    monkeypatch.setattr(twin, "convert_model", lambda *_: pytest.fail("it was made"))
     for name, words in (
         ("small-int8", ("--int8", "--calibrate", pictures)),
         ("small-tensorrt-int8", ("--int8", "--calibrate", pictures, "--accelerator", "tensorrt")),

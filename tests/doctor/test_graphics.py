@@ -188,7 +188,7 @@ def test_nvidia_devices_finds_display_controllers_only(tmp_path: Path) -> None:
             *(Severity.NOTE, "a kernel ran 50% of the time (util), SM activity unknown", "this GPU has no GPM"),
         ),
         (CardLoad(0, why_no_activity="no"), Severity.NOTE, "SM activity unknown", "gpu_metrics"),
-        (CardLoad(0, lost="GPU is lost"), Severity.WARNING, "cannot ask the GPU any more: GPU is lost", "--gpu-reset"),
+        (CardLoad(0, lost="GPU is lost"), Severity.WARNING, "can no longer read the GPU: GPU is lost", "--gpu-reset"),
     ],
 )
 def test_graphics_tells_how_busy_a_card_is_and_what_keeps_it_from_knowing(

@@ -126,7 +126,7 @@ def test_process_that_waits_too_long_for_another_says_so(tmp_path: Path) -> None
     """It is a sentence, with the file of the lock."""
     with package_cache._locked(tmp_path / "one.lock"):  # noqa: SIM117  in order
         with (
-            pytest.raises(OSError, match=r"another process has .*one\.lock"),
+            pytest.raises(OSError, match=r"another process has used .*one\.lock"),
             package_cache._locked(tmp_path / "one.lock", timeout_s=0.0),
         ):
             pass

@@ -71,7 +71,7 @@ def test_cameras_of_a_lost_card_move_up_to_the_others_capacity() -> None:
     assert after.cameras == {"a": 1, "b": 1}
     assert after.reasons == {
         "b": "GPU 1: it stays (50% used)",
-        "a": "GPU 1: its decoders have the most room (100% used)",
+        "a": "GPU 1: its decoders have the most free time (100% used)",
         "c": "no GPU: the decoders of every GPU are full",
     }
 

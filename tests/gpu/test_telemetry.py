@@ -211,7 +211,7 @@ def test_dcgm_activity_joins_nvmls_card_by_uuid() -> None:
     first, lost, unreported = with_dcgm_activity(ours, reported)
     assert (first.index, first.source, first.activity.sm, first.kernel_running) == (4, ActivitySource.DCGM, 0.0125, 0.5)
     assert lost == ours[1]
-    assert "does not tell" in unreported.why_no_activity
+    assert "does not report" in unreported.why_no_activity
     assert with_dcgm_activity((), reported) == reported
 
 

@@ -29,8 +29,8 @@ def rows_of(torch: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("channels", [1, 7, 16, 40])
 def test_kernel_answers_what_the_operators_answer(torch: Any, dtype: str, channels: int) -> None:
-    """Every activation, with and without each operand, in place and into a room; whatever the channels' number."""
-    from penstock.engines.torch_serving.ending import Activation, _can_be_launched, end_convolution, room_for
+    """Every activation, with and without each operand, in place and into a target; whatever the channels' number."""
+    from penstock.engines.torch_serving.ending import Activation, _can_be_launched, empty_concatenation, end_convolution
 
     shape = (3, channels, 5, 9)
     bias = rows_of(torch, (1, channels, 1, 1), dtype, 1).reshape(-1)
@@ -47,15 +47,15 @@ def test_kernel_answers_what_the_operators_answer(torch: Any, dtype: str, channe
             x = rows_of(torch, shape, dtype, 4)
             slow = [None if one is None else one.double().cpu() for one in operands]
             right = end_convolution(x.double().cpu(), slow[0], words, *slow[1:])
-            room = room_for(x, 2 * channels + 3).zero_()
-            assert _can_be_launched(x, operands[0], room[:, channels : 2 * channels])
-            placed = end_convolution(x, operands[0], words, *operands[1:], (room, channels))
+            target = empty_concatenation(x, 2 * channels + 3).zero_()
+            assert _can_be_launched(x, operands[0], target[:, channels : 2 * channels])
+            placed = end_convolution(x, operands[0], words, *operands[1:], (target, channels))
             answer = end_convolution(x, operands[0], words, *operands[1:])
             assert answer.data_ptr() == x.data_ptr()
             for got in (answer, placed):
                 torch.testing.assert_close(got.double().cpu(), right, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-            assert not room[:, :channels].any()
-            assert not room[:, 2 * channels :].any()
+            assert not target[:, :channels].any()
+            assert not target[:, 2 * channels :].any()
 
 
 @pytest.mark.parametrize("name", ["small", "end2end"])

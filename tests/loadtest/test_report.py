@@ -253,7 +253,7 @@ def test_gpu_share_of_a_card_that_tells_no_sm_activity_says_so() -> None:
         for phase in run.phases
     )
     text = render_markdown(changed(run, phases=phases))
-    assert "would be the honest figure" in text
+    assert "would be the better figure" in text
     assert "| SM activity |" not in text
 
 

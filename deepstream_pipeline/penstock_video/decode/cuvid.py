@@ -50,7 +50,7 @@ class PictureFormat(NamedTuple):
 
     @property
     def output(self) -> tuple[int, int]:
-        """(width, height) of what the decoder gives, with what is cut off."""
+        """(width, height) of the decoder's output, before cropping."""
         return self.scaled or self.coded
 
     @property

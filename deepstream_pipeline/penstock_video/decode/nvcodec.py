@@ -191,12 +191,12 @@ class _Nvdec:
             self._lane = self._opener.lane = self._pool.lane(found, is_alone=self._opener.is_alone)
             self._format = found
         elif found != self._format:
-            raise PacketRefused("NVDEC: the stream's pictures changed", is_fatal=True)
+            raise PacketRefused("NVDEC: the stream's format changed", is_fatal=True)
         return self._lane.surfaces
 
     def _on_picture(self, picture: int) -> None:
         if self._lane is None:
-            raise PacketRefused("NVDEC: a picture before its sequence parameter set", is_fatal=True)
+            raise PacketRefused("NVDEC: a picture arrived before its sequence parameter set", is_fatal=True)
         self._is_intra = is_intra(picture)
         self._lane.decode(picture)
 

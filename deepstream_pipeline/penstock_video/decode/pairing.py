@@ -1,6 +1,6 @@
 """Decoders of one process, each for one or two streams: two streams take turns at one decoder, picture by picture.
 
-The driver allows a number of decoders a card (288 on an H200), which a card with fast video engines reaches before its
+The driver limits the decoders of a GPU (288 on an H200). A GPU with fast video engines reaches that limit before its
 engines are busy. Each stream has its own parser and its own half of the decoder's surfaces. On an H200 (driver 580)
 every picture of two streams was right where their surfaces were 16 together at most, of H.264 and HEVC, with B-frames,
 several references and slices, too. With 20 and more, pictures were wrong without an error. Therefore `verification`
@@ -106,9 +106,10 @@ class PictureIndices:
         return self._copy[CURRENT]
 
     def moved(self, address: int, others: Sequence[int]) -> int:
-        """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call. others: `held` of the
-        decoder's other stream. The decoder forgets what an HEVC picture does not name, so they are named, unused.
-        Raises ForeignSurface if the picture's own index is not of the stream's surfaces."""
+        """Address of a copy of this CUVIDPICPARAMS with moved indices, valid until the next call. others: `held` of
+        the decoder's other stream. The decoder drops surfaces that an HEVC picture does not list, so the other
+        stream's are listed, although they are unused. Raises ForeignSurface if the picture's own index is not of the
+        stream's surfaces."""
         copy, base = self._copy, self._base
         ctypes.memmove(self._address, address, PICTURE_BYTES)
         self.check(copy[CURRENT])

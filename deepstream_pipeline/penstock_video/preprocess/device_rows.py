@@ -46,9 +46,9 @@ def why_not(spec: PrepareSpec) -> str:
 
 
 def output_size(size: tuple[int, int], spec: PrepareSpec | None) -> tuple[int, int] | None:
-    """(width, height) to which a decoder may scale pictures of this size: even, of about the same shape, and for
-    accuracy twice as large as the network shows them. None: full size, since the model's `scaled-decode` is 0, or the
-    pictures are not much larger."""
+    """(width, height) to which a decoder may scale pictures of this size: even, of about the same shape, and, for
+    accuracy, twice as large as they are in the network's input. None: full size, since the model's `scaled-decode` is
+    0, or the pictures are not much larger."""
     if spec is None or not spec.has_scaled_decode or spec.filter is not ScalingFilter.BILINEAR:
         return None
     part = part_of(*size, spec)

@@ -33,7 +33,7 @@ def quick_sink(text: str, out: Path | None, reading: Reading) -> object | None:
     try:
         fields = _fields(text)
     except ValueError:
-        reading.complaints.add("--sink", f"{shown(text)}: this is no address")
+        reading.complaints.add("--sink", f"{shown(text)}: this is not an address")
         return None
     return read_sink(section_of(fields, "--sink", reading), out)
 

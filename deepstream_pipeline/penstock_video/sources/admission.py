@@ -1,4 +1,4 @@
-"""Whether the video decoders of cards have room for another source, by measurement. No I/O, no clock."""
+"""Decides from measured decoder utilization whether a GPU takes another source. No I/O, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,9 +77,9 @@ def cost_of(width: int, height: int, fps: float, codec: str) -> float:
 
 
 def admit(cards: Sequence[CardDecoders], need: CameraNeed, now: float, limit: float = DECODER_LIMIT) -> Admission:
-    """The card for a source. limit: of measured decoders, as a share of their time. A single card whose decoders are
-    not measured takes every source, since what cards other than an H200 decode is not known; of several such cards, the
-    sources' rates decide."""
+    """The card for a source. limit: of measured decoders, as a share of their time. A single GPU whose decoders are
+    not measured takes every source, because only the limit of an H200 is known. With several such GPUs, the sources'
+    rates decide."""
     if len(cards) == 1 and (cards[0].measured(now) is None or not cards[0].engines):
         return Admission(Verdict.ADMIT, f"{cards[0].card.label}: its decoders are not measured", 0)
     for has_pending in (True, False):

@@ -14,7 +14,7 @@ _GOLDEN = 0.618033988749895  # its multiples are spread evenly, however many the
 
 
 def start_offset_s(number: int) -> float:
-    """Seconds, below 1, by which the number-th of many sources begins later, so that their frames do not coincide."""
+    """Delay in seconds, below 1, before the number-th of many sources begins, so that their frames do not coincide."""
     return number * _GOLDEN % 1.0 * _SPREAD_S
 
 

@@ -1,4 +1,4 @@
-"""Results of models in FP32 on a CPU in a file: a GPU that is available for minutes then runs the GPU's part alone.
+"""Stores results of models in FP32 on a CPU, so that a GPU that is available for minutes only runs its own part.
 
 The file says where and with what it was made, and of which pictures and models: others are not compared with it.
 """

@@ -25,7 +25,9 @@ GPU_SHARE = (
     " used. At 100 % most of the GPU may still be idle; "
 )
 SM_ACTIVITY_KNOWN = "SM activity beside it is the share of its SMs that had work."
-SM_ACTIVITY_UNKNOWN = "SM activity, which this GPU or user could not tell, would be the honest figure."
+SM_ACTIVITY_UNKNOWN = (
+    "SM activity would be the better figure, but this GPU does not report it, or this user may not read it."
+)
 _STAGE_TEXTS = {
     "infer": "“infer” is the whole wait for the engine, with the engine's own queue where that is not shown beside it",
     "server": "“server” is the server's time outside its named stages",

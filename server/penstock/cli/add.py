@@ -91,16 +91,18 @@ def add(
     as_json: Annotated[bool, typer.Option("--json", help="print only JSON, one object per model")] = False,
     on: Annotated[
         Device | None,
-        typer.Option("--on", help="device that runs it [the GPU if it is faster and gives the same answers]"),
+        typer.Option("--on", help="device that runs the model [the GPU if it is faster and gives the same answers]"),
     ] = None,
     precision: Annotated[
         Precision | None,
-        typer.Option(metavar="fp32|tf32|fp16", help="on the GPU [fp16 if it is faster and gives the same answers]"),
+        typer.Option(
+            metavar="fp32|tf32|fp16", help="precision on the GPU [fp16 if it is faster and gives the same answers]"
+        ),
     ] = None,
     origin: Annotated[str, typer.Option(hidden=True, help="origin of the file, for MODEL.md [its path]")] = "",
     accelerator: Annotated[
         Accelerator | None,
-        typer.Option(help="TensorRT in NGC's Triton; never run there (docs/gpu.md)", show_default=False),
+        typer.Option(help="use TensorRT in NGC's Triton; never run there (docs/gpu.md)", show_default=False),
     ] = None,
     accelerator_cache: Annotated[
         str, typer.Option(metavar="DIR", help="folder for TensorRT engines, as Triton sees it [in the model's folder]")

@@ -286,7 +286,7 @@ app.command(short_help="Unload a model and remove its folder.")(remove)
 app.command(short_help="Send each model a known input and compare its answer.")(check)
 app.command(short_help="Tell how a model's batches are formed.")(explain)
 app.command(short_help="Build TensorRT-RTX engines on this CPU; show what was fused.")(build)
-app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
+app.command(short_help="Make a faster copy of a model: INT8 for the CPU, or PyTorch for a GPU.")(optimize)
 
 
 def _known_models(gateway: GatewayClient) -> set[str] | None:

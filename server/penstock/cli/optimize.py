@@ -130,7 +130,7 @@ def _kilobytes(size_bytes: int) -> str:
 
 
 if TYPE_CHECKING:
-    from penstock.models.onnx_to_torch.twin import TorchTwin
+    from penstock.models.onnx_to_torch.twin import ConvertedModel
     from penstock.models.optimize.report import OptimizationReport
     from penstock.models.optimize.source import Progress
     from penstock.models.optimize.tensorrt_int8 import Calibration
@@ -150,12 +150,15 @@ def optimize(
     calibrate: Annotated[
         Path | None, typer.Option(help="for --int8: a folder of pictures like those that it will get", metavar="DIR")
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="write NAME-int8 for the CPU, with 8-bit weights and activations")
+    ] = False,
     torch: Annotated[
-        bool, typer.Option("--torch", help="NAME-torch for backend torch on a GPU; needs PyTorch (make gpu)")
+        bool, typer.Option("--torch", help="write NAME-torch for backend torch on a GPU; needs PyTorch (make gpu)")
     ] = False,
     accelerator: Annotated[
-        Accelerator | None, typer.Option(help="tensorrt: NAME-tensorrt-int8 for Triton of NGC; never run there")
+        Accelerator | None,
+        typer.Option(help="with --int8: write NAME-tensorrt-int8 for Triton of NGC; never run there"),
     ] = None,
     accelerator_cache: Annotated[
         str, typer.Option(metavar="DIR", help="folder for TensorRT engines, as Triton sees it [in the model's folder]")
@@ -165,7 +168,7 @@ def optimize(
     url: Url = None,
     api_key: ApiKey = "",
     home: Annotated[
-        Path | None, typer.Option(help="its models/ gets the result [~/.penstock]", show_default=False)
+        Path | None, typer.Option(help="the result is written to its models/ [~/.penstock]", show_default=False)
     ] = None,
 ) -> None:
     """Make a faster copy of a model beside it; show what was fused, what it costs in accuracy, how fast it is.
@@ -185,7 +188,7 @@ def optimize(
     if torch:
         with stoppable("nothing was written", runs_models=True), _errors_as_messages(settings.home_path):
             twin = _convert(model, settings.home_path)
-        _print_twin(twin, settings, gateway, as_json=as_json)
+        _print_converted(twin, settings, gateway, as_json=as_json)
         return
     if calibrate is None:
         fail("--int8 needs pictures: --calibrate DIR")
@@ -318,28 +321,28 @@ def _print_calibration(found: "Calibration", settings: Settings, gateway: Gatewa
         typer.echo(loaded)
 
 
-def _convert(model: InstalledModel, home: Path) -> "TorchTwin":
-    from penstock.models.onnx_to_torch.twin import make_twin
+def _convert(model: InstalledModel, home: Path) -> "ConvertedModel":
+    from penstock.models.onnx_to_torch.twin import convert_model
     from penstock.models.optimize.source import read_source
 
     source = read_source(model.repository / model.name)
 
-    def fill(staged: Path, progress: "Progress") -> "TorchTwin":
+    def fill(staged: Path, progress: "Progress") -> "ConvertedModel":
         progress.step("converts by PyTorch", 0)
-        return make_twin(source, staged)
+        return convert_model(source, staged)
 
     return _make_model_folder(f"{model.name}-torch", fill, home)
 
 
-def _print_twin(twin: "TorchTwin", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
+def _print_converted(twin: "ConvertedModel", settings: Settings, gateway: GatewayClient, *, as_json: bool) -> None:
     folder = repository_of(settings.home_path) / twin.name
     loaded, is_failure = _load(twin.name, gateway, settings)
     if as_json:
         print_json(asdict(twin) | {"folder": str(folder), "gateway": loaded})
     else:
         typer.echo(
-            f"{twin.name} is in {folder} ({_kilobytes(twin.size_bytes)}), converted by PyTorch {twin.torch}; it "
-            f"answers as ONNX Runtime in FP32 within {twin.off:.1e} of the largest value"
+            f"{twin.name} is in {folder} ({_kilobytes(twin.size_bytes)}), converted by PyTorch {twin.torch}; its "
+            f"outputs differ from ONNX Runtime's in FP32 by at most {twin.largest_difference:.1e} of the largest value"
         )
     if is_failure:
         fail(loaded, code=1)

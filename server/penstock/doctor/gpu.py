@@ -139,7 +139,7 @@ def _activity(load: CardLoad) -> Finding:
     name = f"gpu.activity{load.index}"
     if load.lost:
         advice = "see dmesg, then reset the GPU (nvidia-smi --gpu-reset) or restart the machine"
-        return Finding(name, Severity.WARNING, f"NVML cannot ask the GPU any more: {load.lost}", advice)
+        return Finding(name, Severity.WARNING, f"NVML can no longer read the GPU: {load.lost}", advice)
     util = "" if load.kernel_running is None else f"a kernel ran {load.kernel_running:.0%} of the time (util)"
     if load.activity.sm is None:
         found = f"{util}, SM activity unknown".removeprefix(", ")
@@ -338,11 +338,13 @@ def video_findings(facts: VideoFacts, cards: Sequence[GpuDevice] = ()) -> list[F
 def _decoder(facts: VideoFacts) -> Finding:
     name, engines = "video.nvdec", facts.engines
     if engines.outcome is EngineOutcome.TIMED_OUT:
-        found = f"the driver did not tell within {engines.detail} what the GPU decodes: it hangs"
+        found = f"the driver did not report within {engines.detail} what the GPU decodes: it hangs"
         return Finding(name, Severity.WARNING, found, "look for Xid errors in dmesg, then reset the GPU or reboot")
     if engines.outcome is EngineOutcome.FAILED:
-        found = f"the driver does not tell what the GPU decodes ({engines.detail}): {_ON_CPU}"
-        return Finding(name, Severity.NOTE, found, "see nvidia-smi: a GPU that is full, or held by another, says no")
+        found = f"the driver does not report what the GPU decodes ({engines.detail}): {_ON_CPU}"
+        return Finding(
+            name, Severity.NOTE, found, "see nvidia-smi: the GPU has no free memory, or another process uses it alone"
+        )
     if engines.outcome is not EngineOutcome.ANSWERED:
         advice = "install the driver's video part (apt-get install libnvidia-decode-580, libnvcuvid1 on Debian)"
         if facts.in_container:

@@ -98,5 +98,5 @@ def _modes(facts: MpsFacts, cards: Sequence[GpuDevice]) -> list[Finding]:
     exclusive = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]
     if not exclusive:
         return []
-    found = f"GPU {exclusive[0]} is in an exclusive mode and MPS does not run: one process only gets it"
+    found = f"GPU {exclusive[0]} is in an exclusive mode and MPS does not run: only one process can use it"
     return [Finding("mps.mode", Severity.WARNING, found, f"start MPS, or nvidia-smi -i {exclusive[0]} -c DEFAULT")]

@@ -112,7 +112,8 @@ _FILE_PARAMETER = re.compile(
     r"(?:^|[^a-z0-9])(?:dir|directory|env|file|filename|filepath|files|folder|libs?|library|libraries|module|paths?"
     r"|plugins?|prefix|script)(?![a-z0-9])"
 )
-# Options of ONNX Runtime's providers whose value is an address in the engine's process, or a file by another word:
+# Options of ONNX Runtime's providers whose value is an address in the engine's process, or a file by another
+# name than _FILE_PARAMETER knows:
 # gpu_external_alloc, user_compute_stream, int8_calibration_table_name, load_config.
 _UNSAFE_OPTION = re.compile(r"external|user_compute_stream|address|table_name|load_config")
 # Folders beside a model from which providers load compiled kernels.

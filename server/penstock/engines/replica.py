@@ -64,8 +64,8 @@ MAX_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CardReplicas:
-    """Rules of replicas that each have a card. homes: names of a model's replicas at first; a model that is not in it
-    is loaded into all. restart: restarts a replica that has been silent for long; gets name and reason."""
+    """Rules for replicas that each have a GPU. homes: names of a model's replicas at the start; models not in it are
+    loaded into all. restart: restarts a replica that has been silent for long; gets name and reason."""
 
     homes: Mapping[str, Collection[str]] = field(default_factory=dict)
     restart: Callable[[str, str], None] | None = None

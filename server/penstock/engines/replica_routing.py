@@ -102,7 +102,8 @@ class ReplicaRouter:
         ]
 
     def set_lost(self, reasons: Mapping[str, str]) -> None:
-        """The replicas whose cards are lost, and why, by name; all others have theirs. Ends the calls of a new one."""
+        """Sets which replicas have lost their GPUs: the reason by name. Ends the calls of those that were not lost
+        before."""
         for replica in self._replicas:
             replica.set_lost(reasons.get(replica.name, ""))
 
@@ -120,7 +121,7 @@ class ReplicaRouter:
 
     @property
     def homes(self) -> Mapping[str, Collection[str]]:
-        """Names of replicas by model; a model that is not in it is in all."""
+        """Names of replicas by model; models that are not in it are in all replicas."""
         return self._homes_by_model
 
     def set_homes(self, homes: Mapping[str, Collection[str]]) -> None:

@@ -1,5 +1,5 @@
-"""Loads copies of models on further cards, by the measured load. No call is lost: a copy gets calls when it is loaded,
-and one that is removed is unloaded when all workers know it. Triton then ends the calls that it has."""
+"""Loads copies of models on further GPUs, by the measured load. No call is lost: a copy gets calls once it is loaded.
+A removed copy is unloaded once no worker sends calls to it; Triton finishes the calls that are running."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What the models in the repositories need of a card, by their files."""
+"""GPU memory and GPUs that the models in the repositories need, estimated from their files."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path

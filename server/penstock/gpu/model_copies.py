@@ -1,7 +1,7 @@
 """Changes where models are loaded, by their measured load. No I/O, no clock.
 
-A model whose cards are all lost gets another one. A model of a busy card gets a copy on a card that is less busy.
-Copies of other models make room for it if these have another card.
+A model whose GPUs are all lost is loaded on another one. A model on a busy GPU gets a copy on a less busy one. If
+memory is short there, copies of models that other GPUs have too are removed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -115,7 +115,7 @@ class ModelCopies:
 
 
 def card_loads(models: Sequence[ModelNeed], homes: Homes, alive: Sequence[int]) -> dict[int, float]:
-    """Load by card: calls go to the least busy card of those that have the model, so these become equally busy."""
+    """Load by GPU. Calls go to the least busy GPU that has the model, so all that have it become equally busy."""
     loads = dict.fromkeys(alive, 0.0)
     for model in sorted(models, key=lambda one: (len(homes[one.name]), one.name)):
         able = sorted((at for at in homes[model.name] if at in loads), key=loads.__getitem__)

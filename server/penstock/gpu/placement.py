@@ -1,8 +1,9 @@
 """Places models and cameras on cards. No I/O, no clock.
 
-Every model goes to one card first, so that each is served; then copies go where memory is left, the busiest models
-first. So the loss of one card stops a model only if memory allowed no copy. Models on the CPU are loaded once. A camera
-stays on its card while that lives and has room; others go to the card whose decoders have the most room.
+First each model gets one GPU, so that all are served. Then copies are loaded where memory is left, of the busiest
+models first. So the loss of one GPU stops a model only if there was no memory for a copy. Models on the CPU are loaded
+once. A camera stays on its GPU while that works and is not full; other cameras get the GPU with the most free decoder
+time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,7 @@ class _Board:
         if camera.card in able:
             at, why = camera.card, "it stays"
         elif able:
-            at, why = min(able, key=lambda one: (self._decoding(one), one)), "its decoders have the most room"
+            at, why = min(able, key=lambda one: (self._decoding(one), one)), "its decoders have the most free time"
         else:
             self._reasons[camera.source_id] = "no GPU: the decoders of every GPU are full"
             return

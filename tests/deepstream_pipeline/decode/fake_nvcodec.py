@@ -134,7 +134,7 @@ class FakeNvCodec:
             self._size = (frame.width, frame.height)
         width, height = self._size
         if (frame.width, frame.height) != self._size:
-            raise PacketRefused("NVDEC: the stream's pictures changed", is_fatal=True)
+            raise PacketRefused("NVDEC: the stream's format changed", is_fatal=True)
         shown, is_corrupt = self._shown(frame), frame.is_corrupt
         if self.scaled is not None:
             width, height = self.scaled

@@ -178,7 +178,7 @@ WRONG = [
     (replace(CAM, sinks=("jsonl",)), "--sink: folder: is missing; give a folder, or --out"),
     (replace(CAM, sinks=("kafka://b",)), "--sink: topic: is missing"),
     (replace(CAM, sinks=("kafka://b/t?wat=both",)), "--sink: wat: unknown key; did you mean what?"),
-    (replace(CAM, sinks=("mqtt://b:99999",)), "--sink: 'mqtt://b:99999': this is no address"),
+    (replace(CAM, sinks=("mqtt://b:99999",)), "--sink: 'mqtt://b:99999': this is not an address"),
     (replace(CAM, lines=("Door=1,2,3",)), "--line: 'Door=1,2,3': NAME=x1,y1,x2,y2 is needed"),
     (replace(CAM, lines=("Door=1,2,1,2",)), "--line: analytics.line-crossing[0].line"),
     (replace(CAM, lines=("Door=0.1,0.5,90,50",)), "--line: analytics.line-crossing[0].line: 0.1: coordinates are"),

@@ -61,8 +61,8 @@ def test_refusal_names_each_card_its_load_and_what_to_do() -> None:
     assert found.reason == (
         "the video decoders are full (GPU 0: 96% busy with 170 streams of this program; this one adds 0.6%, the limit "
         "is 97%; GPU 1: 100% by their streams' rates with 20 streams of this program; this one adds 4.3%, the limit is "
-        "100%; GPU 2 is lost, or could not create a decoder just now; GPU 3 has no video decoder); use fewer streams, a "
-        "lower frame rate or size, or decoder: auto, which decodes the rest on the CPU"
+        "100%; GPU 2 is lost, or could not create a decoder just now; GPU 3 has no video decoder); use fewer streams, "
+        "a lower frame rate or size, or decoder: auto, which decodes the rest on the CPU"
     )
 
 

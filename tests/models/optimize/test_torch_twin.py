@@ -15,7 +15,7 @@ from penstock.engines.config_pbtxt import read_config, read_proto
 from penstock.models.inspect.inspection import Limits
 from penstock.models.onnx_to_torch.description import CannotDescribe, describe
 from penstock.models.onnx_to_torch.description_process import describe_in_process, problem_of
-from penstock.models.onnx_to_torch.twin import make_twin
+from penstock.models.onnx_to_torch.twin import convert_model
 from penstock.models.optimize.source import OptimizeError, read_source
 from tests.models.optimize.conftest import write_model
 
@@ -56,8 +56,8 @@ def test_twin_has_the_models_card_and_none_of_onnx_runtimes_settings(
     staged = tmp_path / "small-torch"
     staged.mkdir()
     monkeypatch.setenv("PENSTOCK_API_KEY", "secret")
-    twin = make_twin(source, staged, stand_in(tmp_path, {"off": 2e-6, "torch": "2.11"}))
-    assert (twin.name, twin.off, twin.size_bytes) == ("small-torch", 2e-6, 7)
+    twin = convert_model(source, staged, stand_in(tmp_path, {"largest_difference": 2e-6, "torch": "2.11"}))
+    assert (twin.name, twin.largest_difference, twin.size_bytes) == ("small-torch", 2e-6, 7)
     config, proto = read_config(staged / "config.pbtxt"), read_proto(staged / "config.pbtxt")
     assert (config.name, config.backend, proto.default_model_filename) == ("small-torch", "torch", "model.pt2")
     assert (config.max_batch_size, config.inputs[0].shape) == (16, (3, 32, 32))
@@ -71,8 +71,8 @@ def test_twin_has_the_models_card_and_none_of_onnx_runtimes_settings(
     ("said", "code", "why"),
     [
         ({"why": "the operator GridSample"}, 0, "no PyTorch equivalent for the operator GridSample"),
-        ({"off": 0.02, "torch": "2.11"}, 0, r"its outputs differ by 2.0% from ONNX Runtime's"),
-        ({"off": float("nan"), "torch": "2.11"}, 0, "from ONNX Runtime's"),
+        ({"largest_difference": 0.02, "torch": "2.11"}, 0, r"its outputs differ by 2.0% from ONNX Runtime's"),
+        ({"largest_difference": float("nan"), "torch": "2.11"}, 0, "from ONNX Runtime's"),
         ({}, 3, "PyTorch ended without converting the model: exit code 3"),
     ],
 )
@@ -82,7 +82,7 @@ def test_program_that_is_none_or_errs_is_refused(
     """In one sentence, which names the operator or the difference."""
     (tmp_path / "staged").mkdir()
     with pytest.raises(OptimizeError, match=why):
-        make_twin(source, tmp_path / "staged", stand_in(tmp_path, said, code), describe=lambda *_: None)
+        convert_model(source, tmp_path / "staged", stand_in(tmp_path, said, code), describe=lambda *_: None)
 
 
 def node(kind: str, *inputs: str, **attributes: Any) -> onnx.NodeProto:

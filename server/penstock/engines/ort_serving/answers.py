@@ -41,7 +41,7 @@ class Reference:
 
 def reference_of(config: Config, path: Path, run: Run) -> Reference:
     """Inputs that the model accepts, and their outputs by `run`. path: the ONNX file."""
-    why = "the model accepts none of the drawn inputs"
+    why = "the model accepts none of the random inputs"
     counts = (len(_BRIGHTNESS), 1) if int(config.get("max_batch_size", 0)) >= len(_BRIGHTNESS) else (1,)
     for count in counts:
         for side in _SIDES if _varies(config) else _SIDES[:1]:
@@ -140,7 +140,7 @@ def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[f
 def check_outputs(run: Run, reference: Reference, precision: Precision, row_count: int, *, has_batch: bool) -> None:
     """Raises OrtLoadError if a batch of that size has other outputs than the reference; OrtRequestError of `run`.
 
-    Of outputs that cannot be compared, whether they have NaN or infinity that the reference has not.
+    Outputs that cannot be compared are only checked for NaN and infinity that the reference does not have.
     """
     if not reference.outputs:
         return

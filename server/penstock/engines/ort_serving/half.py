@@ -1,7 +1,7 @@
 """Converts an ONNX file to FP16 in memory, by ONNX Runtime's own converter. Inputs and outputs keep their types.
 
-What follows the last convolution or matrix product stays in FP32: boxes are decoded there. It costs little, and FP16
-has 11 bits: at column 600 of a picture, two numbers are half a pixel apart.
+The operators after the last convolution or matrix product stay in FP32, because they decode boxes. This costs little.
+FP16 has 11 bits of precision: neighbouring numbers near column 600 of a picture are half a pixel apart.
 """
 
 import warnings
@@ -46,14 +46,14 @@ def converted_to_fp16(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class _Tail:
-    """Nodes behind the last product, in FP32, with their constants. outputs: of the whole graph."""
+    """Nodes after the last product, in FP32, with their constants. outputs: those of the whole graph."""
 
     nodes: list[Any]
     constants: list[Any]
     outputs: list[Any]
 
     def append_to(self, graph: Any) -> None:
-        """graph: the converted rest, which has this tail's inputs as outputs in their own types."""
+        """graph: the converted rest. Its outputs are this tail's inputs, in their own types."""
         made = {name for node in self.nodes for name in node.output}
         kept = [one for one in graph.value_info if one.name not in made]  # the converter declares all as FP16
         del graph.value_info[:], graph.output[:]
@@ -64,8 +64,8 @@ class _Tail:
 
 
 def _cut_tail(graph: Any, inferred: Any) -> _Tail | None:
-    """Removes the tail from the graph, whose outputs are the tail's inputs then. None, and the graph as it was, without
-    a tail, or where types of its inputs are unknown. inferred: value_info of all tensors."""
+    """Removes the tail from the graph, whose outputs are then the tail's inputs. Returns None and changes nothing if
+    there is no tail, or if a type of its inputs is unknown. inferred: value_info of all tensors."""
     nodes = _nodes_after_products(graph)
     made = {name for node in nodes for name in node.output}
     outputs, fed = list(graph.output), {one.name for one in graph.input}
@@ -90,7 +90,8 @@ def _cut_tail(graph: Any, inferred: Any) -> _Tail | None:
 
 
 def _nodes_after_products(graph: Any) -> list[Any]:
-    """Copies of the nodes from which no product is reachable, in the graph's order, which ONNX demands to be sorted."""
+    """Copies of the nodes from which no product is reachable, in the graph's order, because ONNX requires topological
+    order."""
     before: set[str] = set()  # tensors from which a product is reachable
     found = []
     for node in reversed(graph.node):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .ending import Activation, end_convolution, joined, room_for
+from .ending import Activation, empty_concatenation, end_convolution, joined
 from .fusing import argument, clean, fuse_for_cudnn, is_sum
 
 _aten = torch.ops.aten
@@ -210,18 +210,18 @@ def _join(module: Any, node: Any) -> None:
     order = {each: place for place, each in enumerate(module.graph.nodes)}
     first = min(own, key=order.__getitem__)
     with module.graph.inserting_before(first):
-        room = module.graph.call_function(room_for, (first.args[0], sum(channels)))
+        target = module.graph.call_function(empty_concatenation, (first.args[0], sum(channels)))
     placed = []
     with module.graph.inserting_before(node):
         for number, part in enumerate(parts):
             channel = sum(channels[:number])
             if part in own:
-                part.args = (*part.args, (room, channel))
+                part.args = (*part.args, (target, channel))
                 placed.append(part)
             else:
-                copy = (part, None, _activation_argument(Activation.IDENTITY), None, None, (room, channel))
+                copy = (part, None, _activation_argument(Activation.IDENTITY), None, None, (target, channel))
                 placed.append(module.graph.call_function(end_convolution, copy))
-        whole = module.graph.call_function(joined, (room, *placed))
+        whole = module.graph.call_function(joined, (target, *placed))
     _take_place(module, node, whole)
 
 

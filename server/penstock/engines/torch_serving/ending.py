@@ -42,7 +42,7 @@ def end_convolution(
     """activated(x + bias + before) + after, in x's memory if there is no place: nothing else may read x.
 
     x, before, after: (N, C, H, W). bias: (C,). All but x may be None. activation: of Activation, and its parameters.
-    place: (room, channel): the result is written to the tensor `room` from that channel on; that part is returned.
+    place: (target, channel): the result is written to the tensor `target` from that channel on; that part is returned.
     """
     target = x if place is None else place[0][:, place[1] : place[1] + x.shape[1]]
     if _can_be_launched(x, bias, target):
@@ -55,7 +55,7 @@ def end_convolution(
     return answer if place is None else target.copy_(answer)
 
 
-def room_for(like: Any, channels: int) -> Any:
+def empty_concatenation(like: Any, channels: int) -> Any:
     """An empty tensor (N, channels, H, W) for a concatenation. like: one of its parts' convolutions."""
     count, _, height, width = like.shape
     return torch.empty(
@@ -63,10 +63,10 @@ def room_for(like: Any, channels: int) -> Any:
     )
 
 
-def joined(room: Any, *parts: Any) -> Any:
-    """The concatenation `room`, which all parts were written into."""
+def joined(target: Any, *parts: Any) -> Any:
+    """The concatenation `target`, which all parts were written into."""
     del parts
-    return room
+    return target
 
 
 def _by_operators(x: Any, activation: int, first: float, second: float) -> Any:

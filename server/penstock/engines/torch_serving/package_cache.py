@@ -33,8 +33,8 @@ def package_of(
 ) -> Iterator[Path]:
     """The file of that key, made first if it is missing; it stays while the context is open. Raises OSError.
 
-    The file is code, so it must be this user's, and its content must have the hash that its name says. Others are
-    removed and made again.
+    The file is code, so this user must own it, and its content must have the hash in its name. Other files are removed
+    and compiled again.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(folder)
@@ -102,7 +102,7 @@ def _locked(path: Path, timeout_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until_s:
-                    raise OSError(f"another process has {path} for {timeout_s:.0f} s") from None
+                    raise OSError(f"another process has used {path} for {timeout_s:.0f} s") from None
                 time.sleep(_POLL_S)
         yield
 

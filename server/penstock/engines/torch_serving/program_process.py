@@ -1,7 +1,7 @@
 """The process of `program-process: shared`: loads a program and runs it for all instances that are connected.
 
-Rows that wait while a run is computed go together into the next run, so that few runs with many rows keep a GPU busy.
-A run that can get no more rows is started while the one before is computed.
+Rows that arrive during a run are merged into the next run, so that few runs with many rows keep a GPU busy. A run that
+cannot get more rows is started while the previous one is computed.
 """
 
 import gc
@@ -90,7 +90,7 @@ class ServedProgram:
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A run, and whose rows it has, in order."""
+    """A run, and the instances whose rows it has, in order."""
 
     questions: Sequence[Question]
     pending: PendingRun

@@ -209,14 +209,14 @@ class _SharedRun:
 
 @dataclass(frozen=True)
 class ProgramFile:
-    """What a process runs. Instances of an equal one share the process. device_id: -1 on the CPU."""
+    """What a process runs. Instances with equal values share a process. device_id: -1 on the CPU."""
 
     path: Path
     config: Config
     device_id: int
 
     def key(self) -> str:
-        """Name of the process. A changed file or configuration has another one."""
+        """Name of the process. It changes with the file and the configuration."""
         found = self.path.stat()
         config = self.config | {"instance_group": []}
         what = [str(self.path), found.st_ino, found.st_size, found.st_mtime_ns, self.device_id, config]

@@ -25,7 +25,7 @@ _REFERENCE = struct.Struct(f"<{len(_MARK)}s{_TOKEN_BYTES}sQQ")
 class SlabUnreadable(Exception):
     """A reference to memory that this process cannot read. The gateway then sends the pictures themselves.
 
-    The text has no path: a client can send bytes that look like a reference, and gets it.
+    The text has no path, because a client can cause this error with bytes that look like a reference.
     """
 
 

@@ -58,23 +58,23 @@ def compare_with_reference(
         for rows in reversed(spec.buckets):
             answers = answers_of(module, sample_of(spec, device, truth.rows, rows))
             for expected, answer in zip(truth.answers, answers, strict=True):
-                off = (
+                difference = (
                     largest_difference(_repeated(expected, rows, spec), answer)
                     if expected.dtype.is_floating_point
                     else None
                 )
-                is_judged |= off is not None
-                if off is not None and not off <= MAX_DIFFERENCE:  # also true of NaN
-                    raise TorchLoadError(_error_text(off, rows, sms))
+                is_judged |= difference is not None
+                if difference is not None and not difference <= MAX_DIFFERENCE:  # also true of NaN
+                    raise TorchLoadError(_error_text(difference, rows, sms))
     finally:
         torch.cuda.empty_cache()
     return is_judged
 
 
-def _error_text(off: float, rows: int, sms: tuple[int, int]) -> str:
+def _error_text(difference: float, rows: int, sms: tuple[int, int]) -> str:
     own, every = sms
     limit = f"{own} of the GPU's {every} SMs, the MPS limit" if every else f"{own} SMs"
-    how = "with NaN" if math.isnan(off) else f"{off:.0%} off"
+    how = "with NaN" if math.isnan(difference) else f"{difference:.0%} off"
     return (
         f"with {limit}, this process answers {rows} row(s) {how} where the CPU does not, as cuDNN was met to do: give "
         "it another --mps-active-thread-percentage (8 to 16, 32, 66 and all of an H200's SMs are known to do); "
@@ -180,11 +180,11 @@ def precision_remark(module: Any, spec: EngineSpec, device: Any, truth: Referenc
     rows = len(truth.rows[0]) if spec.max_batch_size else 1
     answers = answers_of(module, sample_of(spec, device, truth.rows, rows))
     for one, right, answer in zip(spec.outputs, truth.answers, answers, strict=True):
-        off = largest_difference(right, answer) if right.dtype.is_floating_point else None
-        if off is None or off <= _MAX_PRECISION_DIFFERENCE:
+        difference = largest_difference(right, answer) if right.dtype.is_floating_point else None
+        if difference is None or difference <= _MAX_PRECISION_DIFFERENCE:
             continue
-        if math.isnan(off) or _order_free_difference(right, answer.cpu()) > MAX_FUSED_DIFFERENCE:
-            how = "with NaN" if math.isnan(off) else f"{off:.0%} otherwise"
+        if math.isnan(difference) or _order_free_difference(right, answer.cpu()) > MAX_FUSED_DIFFERENCE:
+            how = "with NaN" if math.isnan(difference) else f"{difference:.0%} otherwise"
             return (
                 f"output '{one.name}' in {spec.precision.value} answers noise {how} than in FP32: compare its answers "
                 "to pictures, or say precision: fp32 or bf16"
@@ -213,17 +213,17 @@ def why_not_right(module: Any, candidate: Any, spec: EngineSpec, device: Any, tr
 
 def _fused_error(expected: Any, answer: Any, right: Any = None) -> str:
     """expected: of the same precision, unfused. right: of FP32, or None."""
-    off = largest_difference(expected if right is None else right, answer)
-    if off is None:
+    difference = largest_difference(expected if right is None else right, answer)
+    if difference is None:
         return "" if expected.shape == answer.shape else "they answer another shape"
-    if math.isnan(off) or bool(expected.isnan().any()):
+    if math.isnan(difference) or bool(expected.isnan().any()):
         return "NaN is in an answer"
     own = 0.0 if right is None else largest_difference(right, expected) or 0.0
-    if off <= max(MAX_FUSED_DIFFERENCE, _MAX_WORSE * min(own, _MAX_PRECISION_DIFFERENCE)):
+    if difference <= max(MAX_FUSED_DIFFERENCE, _MAX_WORSE * min(own, _MAX_PRECISION_DIFFERENCE)):
         return ""
     if own > MAX_FUSED_DIFFERENCE and _order_free_difference(expected, answer) <= MAX_FUSED_DIFFERENCE:
         return ""  # the best rows of nearly equal scores: this precision has some others, or in another order
-    return f"they answer {off:.1%} otherwise"
+    return f"they answer {difference:.1%} otherwise"
 
 
 def _order_free_difference(expected: Any, answer: Any) -> float:

@@ -1,4 +1,4 @@
-"""Evens out connections between workers: one with more than another hands new ones over.
+"""Balances connections between workers: a worker with more connections than another hands new ones over to it.
 
 The kernel distributes connections by their addresses: of 384 on 11 workers, the busiest gets a quarter more than the
 mean, and its clients wait longest.

@@ -87,10 +87,10 @@ CALLS_OF_MANY_WORKERS = 2  # with one, a picture that just misses a call waits f
 def share_of(options: BatchOptions, *, rows: int, workers: int) -> BatchOptions:
     """One worker's share of the model's calls and queue. rows: of one engine call.
 
-    All workers together have about as many rows in Triton as the core would have: a picture with a near deadline waits
-    for no more of the others. Up to one worker an instance, there is about one call for each instance: calls that wait
-    in Triton last longer, so that fewer pictures fit into one before their deadlines. With more workers, Triton joins
-    the calls that wait.
+    All workers together have about as many rows in Triton as the core would have, so a picture with a near deadline
+    does not wait longer. With at most one worker per instance, there is about one call per instance: calls that queue
+    in Triton take longer, and fewer pictures then meet their deadlines. With more workers, Triton merges the queued
+    calls.
     """
     few = max(1, round(options.instances / workers))
     instances = few if workers <= options.instances else CALLS_OF_MANY_WORKERS

@@ -132,7 +132,7 @@ def command_name(arguments: Sequence[str]) -> str:
     return program.partition(" ")[0]
 
 
-NOT_SUPPORTED = "this GPU has no GPM (Hopper and later have); a dcgm-exporter tells SM activity from Volta on"
+NOT_SUPPORTED = "this GPU has no GPM (Hopper and later have); a dcgm-exporter reports SM activity from Volta on"
 NOT_PERMITTED = "this user may not read the GPU's counters (RmProfilingAdminOnly of the driver); a dcgm-exporter may"
 _MOST_EVENTS = 100  # per line: limits a card that floods the driver's log
 

@@ -20,7 +20,7 @@ _SHARES = {  # from 0 to 1
 }
 _PERCENTS = {"DCGM_FI_DEV_GPU_UTIL": "kernel_running", "DCGM_FI_DEV_DEC_UTIL": "nvdec"}
 _NO_SM_ACTIVITY = "the dcgm-exporter does not tell DCGM_FI_PROF_SM_ACTIVE; give it deploy/monitoring/dcgm-counters.csv"
-_CARD_NOT_REPORTED = "the dcgm-exporter does not tell of this GPU"
+_CARD_NOT_REPORTED = "the dcgm-exporter does not report this GPU"
 
 Figures = dict[str, float]
 

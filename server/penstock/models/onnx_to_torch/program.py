@@ -118,16 +118,19 @@ def _limit(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
 def run() -> None:
     """argv: …, parent's process id, memory, CPU seconds, bytes of a file; a folder, the program's path.
 
-    Writes JSON: {"off": largest difference, "torch": version} or {"why": …}.
+    Writes JSON: {"largest_difference": largest difference, "torch": version} or {"why": …}.
     """
     folder, out = Path(sys.argv[-2]), Path(sys.argv[-1])
     _limit(*map(int, sys.argv[-6:-2]))
     torch.set_num_threads(2)
     try:
         convert(folder, out)
-        said: dict[str, Any] = {"off": largest_difference(folder, out), "torch": str(torch.__version__)}
+        result: dict[str, Any] = {
+            "largest_difference": largest_difference(folder, out),
+            "torch": str(torch.__version__),
+        }
     except NotConverted as error:
-        said = {"why": str(error)}
+        result = {"why": str(error)}
     except Exception as error:  # noqa: BLE001  the root of a process: errors of torch of any type
-        said = {"why": (str(error).strip() or type(error).__name__).splitlines()[0]}
-    sys.stdout.write(json.dumps(said) + "\n")
+        result = {"why": (str(error).strip() or type(error).__name__).splitlines()[0]}
+    sys.stdout.write(json.dumps(result) + "\n")

@@ -30,18 +30,18 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from onnx_to_torch.program
 
 
 @dataclass(frozen=True, slots=True)
-class TorchTwin:
-    """off: the largest difference from ONNX Runtime, of the largest value. torch: the version that converted it."""
+class ConvertedModel:
+    """largest_difference: from ONNX Runtime, relative to the largest value. torch: version that converted it."""
 
     name: str
-    off: float
+    largest_difference: float
     torch: str
     size_bytes: int
 
 
-def make_twin(
+def convert_model(
     source: SourceModel, staged: Path, python: Path | None = None, *, describe: Describe = describe_in_process
-) -> TorchTwin:
+) -> ConvertedModel:
     """Fills the folder of NAME-torch. python: one with torch. describe: in a limited process by default.
 
     Raises OptimizeError, OSError; nothing is kept then.
@@ -57,22 +57,23 @@ def make_twin(
             describe(source.path, Path(folder))
         except CannotDescribe as error:
             raise OptimizeError(f"model {source.name!r} is not converted: {error}") from error
-        said = _convert(python, Path(folder), out, source.path.stat().st_size)
-    if "why" in said:
-        raise OptimizeError(f"model {source.name!r} is not converted: no PyTorch equivalent for {said['why']}")
-    if not said["off"] <= MAX_DIFFERENCE:
+        result = _convert(python, Path(folder), out, source.path.stat().st_size)
+    if "why" in result:
+        raise OptimizeError(f"model {source.name!r} is not converted: no PyTorch equivalent for {result['why']}")
+    difference = float(result["largest_difference"])
+    if not difference <= MAX_DIFFERENCE:
         raise OptimizeError(
-            f"model {source.name!r} is not converted: its outputs differ by {said['off']:.1%} from ONNX Runtime's"
+            f"model {source.name!r} is not converted: its outputs differ by {difference:.1%} from ONNX Runtime's"
         )
-    (staged / "config.pbtxt").write_text(config_of_twin(source.proto, name), encoding="utf-8")
+    (staged / "config.pbtxt").write_text(torch_config(source.proto, name), encoding="utf-8")
     if (source.folder / LABELS).is_file():
         shutil.copyfile(source.folder / LABELS, staged / LABELS)
-    twin = TorchTwin(name, float(said["off"]), str(said["torch"]), out.stat().st_size)
+    twin = ConvertedModel(name, difference, str(result["torch"]), out.stat().st_size)
     (staged / "MODEL.md").write_text(_page(source, twin), encoding="utf-8")
     return twin
 
 
-def config_of_twin(proto: model_config_pb2.ModelConfig, name: str) -> str:
+def torch_config(proto: model_config_pb2.ModelConfig, name: str) -> str:
     """The model's config for backend `torch`: without the settings that only ONNX Runtime uses."""
     twin = model_config_pb2.ModelConfig()
     twin.CopyFrom(proto)
@@ -114,17 +115,18 @@ def _convert(python: Path, folder: Path, out: Path, size_bytes: int) -> dict[str
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:_MAX_REASON]
         limit = f"its limits are {memory_bytes >> 20} MiB of memory and {_CPU_S} s of CPU time"
         raise OptimizeError(f"PyTorch ended without converting the model: {reason}; {limit}")
-    said: dict[str, Any] = json.loads(lines[-1])
-    return said
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
-def _page(source: SourceModel, twin: TorchTwin) -> str:
+def _page(source: SourceModel, twin: ConvertedModel) -> str:
     return f"""\
 # {twin.name}
 
 The program of `{source.name}` for the backend `torch`, converted from its ONNX file by
 `penstock models optimize {source.name} --torch` with PyTorch {twin.torch}.
 
-On noise, its answers differ from ONNX Runtime's (FP32, CPU) by at most {twin.off:.1e} of the largest value.
+For random input, its outputs differ from ONNX Runtime's (FP32, CPU) by at most {twin.largest_difference:.1e} of the
+largest value.
 On a GPU it runs in FP16 unless `precision` says otherwise, and checks fused calls when it loads.
 """

@@ -111,5 +111,5 @@ def _table(trials: Sequence[PlacementTrial]) -> str:
         f"| {one.disagreement or one.agreement} |"
         for one in trials
     ]
-    return "\n".join(["", "| tried | pictures/s by pictures per call | results by those of the CPU |", "|---|---|---|",
+    return "\n".join(["", "| tried | pictures/s by pictures per call | compared with the CPU |", "|---|---|---|",
                       *rows, ""])  # fmt: skip
