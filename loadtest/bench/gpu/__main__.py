@@ -58,48 +58,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--load-seconds", type=float, default=150.0, help="that models may take to load [150]")
     add("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of the charts")
     every = tuple(MODES)
-    add(
-        "--modes",
-        type=chosen_of(every),
-        default=every,
-        metavar="MODE,…",
-        help=f"modes of chart: {', '.join(every)} [all]",
-    )
+    add("--modes", type=chosen_of(every), default=every, metavar="MODE,…", help=f"chart: {', '.join(every)} [all]")
     add("--plain-modes", type=chosen_of(every), default=every, metavar="MODE,…", help="modes of plain-chart [all]")
-    add(
-        "--threads",
-        type=int,
-        default=0,
-        metavar="PERCENT",
-        help="percent of the GPU's threads for a limited client [0: as planned]",
-    )
-    add(
-        "--instances",
-        type=int,
-        default=MERGED_PROCESSES,
-        metavar="N",
-        help="instances of chart's batched model [%(default)s]",
-    )
+    add("--threads", type=int, default=0, metavar="PERCENT", help="of a limited client [0: the planner's]")
+    add("--instances", type=int, default=MERGED_PROCESSES, metavar="N", help="of chart's batched model [%(default)s]")
     add("--batch-limit", type=int, default=64, metavar="N", help="rows of chart's batched model [64]")
     add("--delay-us", type=int, default=0, metavar="US", help="queue delay of chart's batched model [0]")
     add("--input", choices=("fp32", "uint8"), default="fp32", help="type of the model's input [fp32]")
-    add(
-        "--processes",
-        type=int,
-        nargs="+",
-        default=[4, 8],
-        metavar="N",
-        help="numbers of processes of raw and served [4 8]",
-    )
+    add("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="for raw and served [4 8]")
     add("--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="batch sizes of raw and served [64 128]")
     add("--forms", type=chosen_of(tuple(FORMS)), default=("fused",), metavar="FORM,…", help=_FORMS_HELP)
-    add(
-        "--memory",
-        type=chosen_of(MEMORIES),
-        default=MEMORIES,
-        metavar="KIND,…",
-        help="memory of their inputs [cuda,system]",
-    )
+    add("--memory", type=chosen_of(MEMORIES), default=MEMORIES, metavar="KIND,…", help="for their inputs [cuda,system]")
     add("--in-flight", type=int, choices=(1, 2, 3, 4), default=1, help="batches in flight of raw and served [1]")
     add("--callers", type=int, nargs="+", default=[CALLERS], metavar="N", help="callers of each process of served [2]")
     add("--slo-ms", type=float, default=15.0, help="bound of jpeg's p99 [15]")
