@@ -38,7 +38,7 @@ _OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two limits."""
+    """Adds the options for the two time limits."""
     group = parser.getgroup("gpu session")
     group.addoption("--most-s", type=float, default=120.0, help="seconds for each test with its fixtures [120]")
     group.addoption("--within-s", type=float, default=0.0, help="seconds after which no test begins [no limit]")

@@ -2,7 +2,7 @@
 
     python -m deploy.models.googlenet_torch                    googlenet-torch-uint8-random
 
-It wants PyTorch (`make gpu`); the program is exported on the CPU and runs on either. The weights are those of
+It needs PyTorch (`make gpu`). The program is exported on the CPU and runs on either. The weights are those of
 deploy.models.googlenet of the same seed, and so are its answers: within 1e-4 of a share on a CPU.
 """
 
@@ -31,7 +31,7 @@ GOOGLENET = RandomProgram(
 def run(arguments: Sequence[str]) -> None:
     """The command line."""
     parser = GOOGLENET.parser(("off", "triton"))
-    parser.add_argument("--name", default=NAME, help=f"of the model, -random in it [{NAME}]")
+    parser.add_argument("--name", default=NAME, help=f"name of the model, with -random [{NAME}]")
     given = parser.parse_args(arguments)
     form = Form(given.name, "uint8", given.seed, given.instances, given.batching, given.max_batch)
     GOOGLENET.write(form, given.home, partial(export, given.seed))

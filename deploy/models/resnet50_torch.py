@@ -4,7 +4,7 @@
     python -m deploy.models.resnet50_torch --input uint8       resnet50-torch-uint8-random: pixels, a quarter the bytes
     python -m deploy.models.resnet50_torch --pictures          resnet50-jpeg-random: encoded pictures, read on the GPU
 
-It wants PyTorch (`make gpu`); the program is exported on the CPU and runs on either. The weights are those of
+It needs PyTorch (`make gpu`). The program is exported on the CPU and runs on either. The weights are those of
 deploy.models.resnet50 of the same seed: two engines can be compared.
 """
 
@@ -65,9 +65,9 @@ def classifier(wire: str) -> RandomProgram:
 def run(arguments: Sequence[str]) -> None:
     """The command line."""
     parser = classifier("fp32").parser(tuple(BATCHING))
-    parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="what its tensors are [fp32]")
+    parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="type of the input tensor [fp32]")
     parser.add_argument("--pictures", action="store_true", help="take encoded pictures, which the instance decodes")
-    parser.add_argument("--name", help="of the model, -random in it")
+    parser.add_argument("--name", help="name of the model, with -random")
     given = parser.parse_args(arguments)
     wire = "pictures" if given.pictures else given.input
     form = Form(given.name or NAMES[wire], wire, given.seed, given.instances, given.batching, given.max_batch)

@@ -4,7 +4,7 @@
     python -m deploy.models.yolox_torch --top 300            yolox-s-top-torch-random: the 300 best rows, [300, 6]
     python -m deploy.models.yolox_torch --input fp32         FP32 tensors instead of pixels
 
-It wants PyTorch (`make gpu`); the program is exported on the CPU and runs on either. 8400 x 85 floats are 2.9 MB a
+It needs PyTorch (`make gpu`). The program is exported on the CPU and runs on either. 8400 x 85 floats are 2.9 MB a
 picture; with --top the program chooses the best rows by itself. The gateway does NMS in both forms.
 """
 
@@ -53,9 +53,9 @@ def detector(wire: str, top: int) -> RandomProgram:
 def run(arguments: Sequence[str]) -> None:
     """The command line."""
     parser = detector("uint8", 0).parser(tuple(BATCHING))
-    parser.add_argument("--input", choices=("fp32", "uint8"), default="uint8", help="what its tensors are [uint8]")
+    parser.add_argument("--input", choices=("fp32", "uint8"), default="uint8", help="type of the input tensor [uint8]")
     parser.add_argument("--top", type=at_least_one, default=0, metavar="N", help="rows of the output [all 8400]")
-    parser.add_argument("--name", help=f"of the model, -random in it [{NAME}, with --top {TOP_NAME}]")
+    parser.add_argument("--name", help=f"name of the model, with -random [{NAME}, with --top {TOP_NAME}]")
     given = parser.parse_args(arguments)
     if given.top > ROWS:
         parser.error(f"--top {given.top} is more than the {ROWS} rows that there are")

@@ -71,7 +71,7 @@ def test_missing_driver_is_reported_first(libraries: set[str]) -> None:
 
 
 def test_gpus_that_are_named_and_absent_are_refused(libraries: set[str]) -> None:
-    """As by `penstock up --gpus`: the CPU does not take their place without a word. Sources of the CPU need none."""
+    """As by `penstock up --gpus`: the CPU does not silently replace them. Sources with decoder cpu need no GPU."""
     libraries.clear()
     with pytest.raises(GpuUnavailable, match=r"--gpus 0: no NVIDIA driver is here \(libcuda.so.1\).*; leave it out"):
         open_gpu(GpuSettings(gpus="0"), AUTO)

@@ -133,7 +133,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 
 
 def row(*numbers: float) -> Any:
-    """One row of two a number."""
+    """A row of two values for each number."""
     return np.repeat(np.array(numbers, np.float32)[:, None], 2, axis=1)
 
 
@@ -214,7 +214,7 @@ def test_rows_that_must_not_be_merged_run_alone(process: Process) -> None:
 def test_run_is_complete_if_waiting_adds_no_rows(
     waiting: list[tuple[int, bool]], others: int, *, complete: bool
 ) -> None:
-    """It is full, the oldest rows may not be merged with later ones, or no instance is left that could ask."""
+    """It starts if it is full, if its rows may not be merged, or if no other instance could send rows."""
     asked = [question(rows, is_alone=is_alone) for rows, is_alone in waiting]
     assert is_complete(asked, ROWS, others) is complete
 
@@ -301,7 +301,7 @@ def test_message_that_is_no_question_closes_only_that_connection(process: Proces
 
 
 def test_program_that_cannot_be_loaded_is_one_sentence(process: Process) -> None:
-    """That of the process."""
+    """The instance raises the sentence that the process sent."""
     process.error = "model.pt2 is not a program of torch.export.save"
     with pytest.raises(TorchLoadError, match=r"^model.pt2 is not a program of torch.export.save$"):
         process.connector().connect()
@@ -331,7 +331,7 @@ def test_instance_answers_requests_by_the_shared_process(process: Process) -> No
 
 
 def test_changed_file_or_configuration_has_a_process_of_its_own(tmp_path: Path) -> None:
-    """A model that is loaded again never gets the former program; the number of instances makes no difference."""
+    """A reloaded model never uses the previous program; the number of instances makes no difference."""
     path = tmp_path / "model.pt2"
     path.write_bytes(b"one")
     program = ProgramFile(path, CONFIG, 0)
@@ -351,7 +351,7 @@ def test_folder_that_others_may_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_program_is_one_sentence(process: Process) -> None:
-    """No process is started for it."""
+    """No process is started without the program's file."""
     missing = ProgramFile(process.file.path.with_name("none.pt2"), CONFIG, -1)
     with pytest.raises(TorchLoadError, match=r"^there is no none.pt2 in .*: export one first$"):
         open_shared_instance(missing, process.spec, process.folder)

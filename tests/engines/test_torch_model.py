@@ -47,7 +47,7 @@ class Sender:
 
 
 class Request:
-    """Of one row, which is its number."""
+    """A request of one row, which contains its number."""
 
     def __init__(self, number: int) -> None:
         self.number = number

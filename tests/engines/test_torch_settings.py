@@ -354,7 +354,7 @@ def test_tensors_that_lie_otherwise_are_copied_in_several_parts(addresses: list[
 
 
 def test_tensors_outside_of_page_locked_memory_are_not_gathered() -> None:
-    """Then nothing is copied, also not those that lie in it."""
+    """If one tensor is outside of it, none is copied together."""
     maps = lines((0x1000, 0x9000, REGION))
     assert gathered(Driver(maps, refuses=True), [0x1100, 0x1220]) == []
     assert gathered(Driver(maps), [0x1100, 0xA00]) == []

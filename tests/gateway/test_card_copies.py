@@ -100,7 +100,7 @@ async def test_model_of_a_busy_card_gets_a_copy_and_another_makes_room(bench: Be
 
 
 async def test_calls_go_to_the_cards_that_have_the_model(bench: Bench) -> None:
-    """Before and after a copy, and its instances count for batches."""
+    """Calls follow the placement before and after a copy, and the copy's instances count for batches."""
     assert (await bench.replicas.model_config("hot")).instance_count == 1
     await bench.look(hot=20)
     await bench.replicas.repository_index()
@@ -146,7 +146,7 @@ async def test_models_of_a_lost_card_are_loaded_by_another_engine(bench: Bench) 
 
 
 def test_load_is_a_moving_mean_and_an_engine_that_restarts_counts_from_zero() -> None:
-    """Models that are gone fade."""
+    """The load of a model that was unloaded falls to zero."""
     loads = ModelLoads()
     assert loads.note(0.0, {"a": {"m": 100.0}}) == {}
     assert loads.note(10.0, {"a": {"m": 108.0}, "b": {"m": 50.0}}) == {"m": 0.4}
@@ -178,7 +178,7 @@ def test_needs_of_models_are_read_from_their_files(tmp_path: Path) -> None:
 
 
 async def test_stream_goes_to_the_engine_that_has_the_model_of_its_first_request(bench: Bench) -> None:
-    """It is opened then, since the model of a stream is not known before."""
+    """A stream is opened at its first request, because its model is not known before."""
     bench.replicas.set_homes({"hot": ("GPU 1",)})
     await bench.engines["GPU 1"].load("hot")
     message = service_pb2.ModelInferRequest(model_name="hot")

@@ -116,7 +116,7 @@ def test_all_gpus_where_none_is_are_logged_if_they_were_demanded(
 
 
 def test_ports_of_further_engines_are_three_higher_and_must_be_free(tmp_path: Path) -> None:
-    """Also of ports that are picked."""
+    """This also holds for ports that the stack chooses itself."""
     chosen = with_cards(
         choice(
             tmp_path, http_port=0, grpc_port=0, metrics_port=0, engine_http_port=0, engine_grpc_port=0, console="off"

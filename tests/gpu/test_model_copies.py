@@ -12,7 +12,7 @@ TWO = [card(0, 10), card(1, 10)]
 def copy_of(
     models: list[ModelNeed], homes: dict[str, tuple[int, ...]], cards: object = TWO, **more: object
 ) -> tuple[str, int, tuple[str, ...]] | None:
-    """Without the reason."""
+    """The next copy: its model, GPU and removed copies, without the reason."""
     found = ModelCopies(cards, models, homes, **more).next_copy()  # type: ignore[arg-type]
     return found and (found.model, found.card, found.removed)
 
@@ -57,7 +57,7 @@ def test_placement_stays_if_a_copy_is_of_no_use(hot: dict[str, object], reason: 
 
 
 def test_copy_that_could_not_be_loaded_is_not_tried_again() -> None:
-    """Another card is, if there is one."""
+    """Another GPU is tried instead, if there is one."""
     models = [need("hot", 6, load=0.9)]
     assert copy_of(models, {"hot": (0,)}, refused={("hot", 1)}) is None
     three = [*TWO, card(2, 10)]

@@ -117,7 +117,7 @@ async def test_model_that_is_loaded_with_other_options_has_them_at_once() -> Non
 
 
 def member(deadline: float | None) -> BatchMember:
-    """Of a batch that is formed."""
+    """A request in a batch, with that deadline."""
     request, answer = asking(1.0, deadline=deadline), asyncio.get_running_loop().create_future()
     return BatchMember(
         key="m", rows=1, size_bytes=4, arrived_at=time.monotonic(), deadline=deadline, request=request, answer=answer

@@ -86,7 +86,7 @@ def test_row_of_a_scaled_picture_is_near_the_cpus_with_the_same_padding(device: 
 
 
 def resized(plane: Plane, width: int, height: int) -> Plane:
-    """As a decoder may scale it."""
+    """The plane, scaled as a decoder may scale it."""
     return cv2.resize(plane, (width, height), interpolation=cv2.INTER_AREA)
 
 

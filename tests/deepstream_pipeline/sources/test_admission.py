@@ -44,7 +44,7 @@ def test_sources_that_are_not_measured_yet_make_the_next_one_wait() -> None:
 
 
 def test_card_without_a_recent_reading_or_known_decoders_is_not_judged() -> None:
-    """The driver still says when it makes no more decoders."""
+    """It is admitted; the driver still refuses when it has no more decoders."""
     assert decide(1.0, HD, age_s=FRESH_S + 1).verdict is Verdict.ADMIT
     assert decide(1.0, HD, engines=0).verdict is Verdict.ADMIT
 

@@ -122,7 +122,7 @@ def test_graph_within_an_operator_and_free_sides_are_refused(tmp_path: Path) -> 
     ],
 )
 def test_damaged_graph_is_one_sentence(tmp_path: Path, broken: onnx.NodeProto) -> None:
-    """Whatever is missing in it, there is no traceback."""
+    """Whatever is missing in the graph, the error has no traceback."""
     save(tmp_path / "model.onnx", [broken, helper.make_node("Relu", ["x"], ["y"])], {}, ["n", 3, 8, 8], "y")
     problem = problem_of(tmp_path / "model.onnx", tmp_path)
     assert problem

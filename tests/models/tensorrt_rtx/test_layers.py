@@ -91,7 +91,7 @@ def test_texts_are_short() -> None:
 
 
 def test_engine_that_nothing_runs_begins_with_a_warning(table: FusionTable) -> None:
-    """An A100's owner reads it before the figures."""
+    """The warning for an A100 comes before the figures."""
     built = BuiltEngine((8, 0), Precision.FP32, "1.7.1.116", "ab" * 32, 5_000_000, 0.5, {}, table)
     first = summary_lines(built)[0]
     assert first.startswith("warning: ONNX Runtime's plug-in does not run this engine; for such a GPU use CUDA (run")
