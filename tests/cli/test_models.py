@@ -131,9 +131,9 @@ def test_list_tells_size_and_licence_of_what_lies_on_disk(penstock: Call, stand_
     """A user's own model too: the files of the versions that are served, and MODEL.md's licence where it has one."""
     folder = write_model("mine", 'backend: "python"\n', ("1", "2"))
     (folder / "1" / "model.py").write_bytes(b"x" * 100)
-    (folder / "2" / "part").mkdir()
-    (folder / "2" / "__pycache__").mkdir()
-    for name, count in (("model.py", 20), ("part/weights", 5), ("__pycache__/model.pyc", 7)):
+    for inside in ("part", "__pycache__", "tensorrt-rtx"):
+        (folder / "2" / inside).mkdir()
+    for name, count in (("model.py", 20), ("part/weights", 5), ("__pycache__/model.pyc", 7), ("tensorrt-rtx/e", 9)):
         (folder / "2" / name).write_bytes(b"x" * count)
     assert (listed(penstock, UNUSED_URL)["mine"]["size_bytes"], listed(penstock, UNUSED_URL)["mine"]["licence"]) == (
         25,

@@ -75,7 +75,10 @@ def test_optimize_for_tensorrt_writes_a_calibrated_model_and_claims_no_accuracy(
     assert "its accuracy was not measured" in done.stdout
     assert f"copy {folder / 'tensorrt' / 'calibration.flatbuffers'} to /engines as Triton sees it" in done.stdout
     assert f"small-tensorrt-int8 is loaded at {stand_in.url}" in done.stdout
-    report = json.loads(run(*words, "--json", url=stand_in.url).stdout)
+    assert "warning: 8 pictures give rough ranges" in done.stdout
+    again = run(*words, "--json", url=stand_in.url)
+    assert "small-tensorrt-int8 was made before, and is replaced" in again.stderr
+    report = json.loads(again.stdout)
     assert (report["name"], report["calibrating"], report["cache"]) == ("small-tensorrt-int8", 8, "/engines")
 
 

@@ -362,6 +362,8 @@ def _make_model_folder(result_name: str, fill: "Fill[_Result]", home: Path) -> _
             f"folder, or remove it with `penstock models remove {result_name}`"
         )
     with progress_bar() as bar:
+        if folder.exists():
+            bar.console.print(f"{result_name} was made before, and is replaced", soft_wrap=True)
         progress = _progress_on(bar, Progress)
         waiting = f"another process makes {result_name}; waiting for it"
         with new_model_folder(home, result_name, lambda: bar.console.print(waiting, soft_wrap=True)) as staged:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from penstock.engines.config_pbtxt import read_config
+from penstock.engines.ort_serving.tensorrt_rtx import FOLDER
 from penstock.gateway.batching.options import DeclaredOptions
 from penstock.protocol.engine import ModelConfig
 from penstock.protocol.errors import InvalidRequest
@@ -167,10 +168,10 @@ def _owner(config: ModelConfig, options: DeclaredOptions) -> tuple[BatchOwner | 
 
 
 def _size_bytes(folder: Path) -> int:
-    """Total size of all files below. Follows links to files; ignores __pycache__."""
+    """Total size of all files below. Follows links to files; ignores __pycache__ and TensorRT-RTX engines."""
     size_bytes = 0
     for top, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
+        folders[:] = [name for name in folders if name not in ("__pycache__", FOLDER)]
         size_bytes += sum(path.stat().st_size for path in (Path(top, name) for name in names) if path.is_file())
     return size_bytes
 
