@@ -146,7 +146,7 @@ def test_gpus_that_up_would_refuse_are_a_problem(
     """The setting is checked as `penstock up` checks it."""
     findings = graphics.wanted_findings(found, gpus, visible)
     assert [one.status for one in findings] == ([Severity.PROBLEM] if words else [])
-    assert all(one.found.startswith(words) and "PENSTOCK_GPUS" in one.advice for one in findings)
+    assert all(one.found.startswith(words) and "penstock doctor" not in one.advice for one in findings)
 
 
 def test_image_without_a_gpu_has_nothing_to_fit() -> None:

@@ -109,7 +109,14 @@ def wanted_findings(reading: NvmlReading, gpus: str, visible: str | None) -> lis
         choose_cards(gpus, reading, visible)
     except GpusRefused as error:
         found, _, advice = str(error).partition("; ")
-        return [Finding("gpu.wanted", Severity.PROBLEM, found, f"{advice} (--gpus, PENSTOCK_GPUS)")]
+        return [
+            Finding(
+                "gpu.wanted",
+                Severity.PROBLEM,
+                found,
+                f"{advice.removesuffix(', or see penstock doctor')} (--gpus, PENSTOCK_GPUS)",
+            )
+        ]
     return []
 
 
