@@ -10,16 +10,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests.support.stack import (
-    CHECKOUT,
-    ENGINE_PORTS,
-    STOPPING,
-    TRITON_ENVIRONMENT,
-    RunningStack,
-    await_stopped,
-    start_stack,
-    stop_later,
-)
+from tests.support.stack import CHECKOUT, ENGINE_PORTS, TRITON_ENVIRONMENT, RunningStack, start_stack, stop_stack
 
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)  # in make test-long
@@ -43,13 +34,6 @@ def _logs_as_they_were() -> Iterator[None]:
     if structlog.is_configured():
         structlog.reset_defaults()
         logging.root.handlers[:], logging.root.level = handlers, level
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _stacks_ended_well() -> Iterator[None]:
-    """Every shared stack ends with exit code 0. They end beside the tests of other stacks, so this looks last."""
-    yield
-    await_stopped(STOPPING)
 
 
 @pytest.fixture(scope="session")
@@ -82,4 +66,4 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
             pull_model(home, name)
     running = start_stack(home, *ENGINE_PORTS)
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])

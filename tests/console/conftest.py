@@ -15,7 +15,7 @@ from penstock.network import bind
 from penstock.protocol.identity import Role
 from tests.console.browser import CHROMIUM, shown_page, started_chromium
 from tests.support.pulled_models import SOURCE, pull_model
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_later
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 
 WITH_CONSOLE = ("--engine", "embedded", "--console", "on", "--console-port", "0", "--models", "street,yolox-nano")
 VIDEO = CHECKOUT.parent / "shared" / "media" / "vtest.avi"
@@ -46,7 +46,7 @@ def console_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     pull_model(home, "yolox-nano")
     running = start_stack(home, *WITH_CONSOLE, "--video-url", "http://127.0.0.1:9")  # not one of this machine's user
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def keyed_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedCon
     access = ("--access-file", str(file), "--audit-log", str(home / "audit.jsonl"))
     running = start_stack(home, *WITH_CONSOLE[:6], "--models", "street", *access)
     yield KeyedConsole(running, secrets)
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def video_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSta
     running = start_stack(home, *WITH_CONSOLE, *words)
     running.wait_for_log("control API")
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 def click_at(page: Page, *points: tuple[float, float]) -> None:

@@ -14,7 +14,7 @@ from tests.contract.gateway_cases import CASES, COUNTED, DIFFERENCES, ORDER, OUR
 from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import HttpCase
 from tests.contract.wire_models import write_models
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_later
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.words_model import write_bf16, write_words
 
 pytestmark = pytest.mark.xdist_group("gateway_is_triton")
@@ -38,7 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     shutil.copytree(home / "models" / "plain", home / "models" / "owned")
     stack = start_stack(home, "--batching", "owned=gateway", *ENGINE_PORTS)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -11,7 +11,7 @@ from tests.integration.ledger import Ledgers, parameter, write_ledger, write_sha
 from tests.integration.living import write_quick_models
 from tests.integration.two_workers import wait_until_both_serve
 from tests.integration.video_runs import Place, new_place, put_model, put_small_models, start_stack_at
-from tests.support.stack import RunningStack, start_stack, stop_later, stop_stack
+from tests.support.stack import RunningStack, start_stack, stop_stack
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     write_shades(folder)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"))
     yield Ledgers(running, folder)
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     """One stack with API keys."""
     ours = start_guarded(tmp_path_factory.mktemp("guarded"))
     yield ours
-    stop_later(ours.stack)
+    assert stop_stack(ours.stack) == 0, "".join(ours.stack.log[-30:])
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +50,7 @@ def fronts_stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: P
     """Two fronts and their core, which local client processes join; see `start_fronts` for the models."""
     running = start_fronts(tmp_path_factory.mktemp("fronts"))
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.pictures import jpeg
 from tests.models.inspect.made_models import constant_model
 from tests.support.http import Answer, call
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_later, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 
 pytestmark = pytest.mark.xdist_group("add-model")
 
@@ -57,7 +57,7 @@ def running(
     audit = ("--audit-log", str(home / "audit.jsonl"))
     stack = start_stack(home, *ONE_MODEL, *audit, "--engine", engine, *(("--workers", "2") if has_workers else ()))
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
 from tests.integration.two_workers import part_of
 from tests.support.http import call
-from tests.support.stack import RunningStack, start_stack, stop_later, stop_stack
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
 from tests.support.waiting import wait_for
 from tests.workers.test_invalid_peers import framed
@@ -62,7 +62,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningSta
     environ = NO_TRITON | {"PENSTOCK_API_KEYS": f"camera:infer+read:{key}"}
     stack = start_stack(tmp_path_factory.mktemp("home"), "--engine", "embedded", environ=environ)
     yield stack, key
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def detections_by_http(stack: RunningStack, model: str, picture: Picture, **headers: str) -> list[dict[str, object]]:

@@ -15,7 +15,7 @@ import tritonclient.grpc
 from tests.integration.embedded_stack import NO_TRITON, look_up, write_models
 from tests.integration.living import gateway_of
 from tests.support.http import call
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -36,7 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     few_files = (PRLIMIT, f"--nofile={OPEN_FILES}:{OPEN_FILES}")
     running = start_stack(folder / "home", *arguments, environ=NO_TRITON, wrapper=few_files)
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from tests.integration.test_models import penstock, state_of
 from tests.integration.test_streams import answers_to
 from tests.support.http import call
 from tests.support.pulled_models import SOURCE, pull_model
-from tests.support.stack import CHECKOUT, RunningStack, stop_later
+from tests.support.stack import CHECKOUT, RunningStack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("embedded")
@@ -52,7 +52,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     shipped = ("--model-repository", str(CHECKOUT / "model_repository"))
     stack = start_embedded(folder, *shipped, "--models", ",".join(names), engine="auto")
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])

@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from tests.engines import onnx_models
 from tests.integration.living import COUNTED_WITHIN_S, SLOW_CONFIG, gateway_of, inflight
 from tests.support.http import Answer, call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import SLOW, write_model
 from tests.support.waiting import wait_for
 
@@ -109,7 +109,7 @@ def acting(tmp_path_factory: pytest.TempPathFactory, last: Path, triton_environm
     environ = {"PENSTOCK_DECODERS": "2"}
     stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=environ)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def picture(level: int, side: int = 16) -> bytes:

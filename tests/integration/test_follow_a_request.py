@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.support.http import call
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_later
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("follow-a-request")
@@ -64,7 +64,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path)
     }
     stack = start_stack(folder / "home", "--models", "identity_fp32,street", environ=environ)
     yield stack, Recorder(stack, folder)
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def listed(flow: str) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 from tests.contract.raw_http import ask
 from tests.contract.wire_case import get, post
 from tests.integration.living import triton_of
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.words_model import write_words
 
 pytestmark = pytest.mark.xdist_group("generate")
@@ -29,7 +29,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     write_words(home / "models")
     stack = start_stack(home, "--models", "words,identity_fp32", "--trace-file", str(home / "traces.json"))
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 class Events:

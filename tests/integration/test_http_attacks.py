@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from tests.integration.living import family
 from tests.integration.test_bad_input import INFER, ONE, grpc_infer, grpc_request
 from tests.support.http import call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("http-attacks")
@@ -51,7 +51,7 @@ def tight(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
     with ThreadPoolExecutor(8) as crowd:  # what it keeps open towards the engine is open before anything is counted
         list(crowd.map(assert_others_are_served, [running] * 32))
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture

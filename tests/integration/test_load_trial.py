@@ -27,7 +27,7 @@ from tests.integration.embedded_stack import start_embedded
 from tests.integration.pictures import jpeg
 from tests.integration.test_model_check import check
 from tests.support.http import Answer, call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("load-trial")
@@ -189,7 +189,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         onnx_models.save(mean(), repository, "reshaped", config=SCALAR)
         stack = start_embedded(folder)
     yield Loaded(stack, repository, request.param == "embedded")
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def test_model_that_answers_no_picture_is_not_ready_and_says_why(loaded: Loaded) -> None:

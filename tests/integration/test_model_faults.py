@@ -16,7 +16,7 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.http import Answer, call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, write_model
 from tests.support.waiting import wait_for
 
@@ -68,7 +68,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fa
     write_model(folder / "models", "fine", IDENTITY, config)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 def ask(stack: RunningStack, model: str, value: float = 1.0, timeout_ms: int = 2000) -> Answer:

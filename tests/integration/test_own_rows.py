@@ -26,7 +26,7 @@ from tests.integration.embedded_stack import start_embedded
 from tests.integration.test_batching import multipart
 from tests.integration.video_runs import Place, lines, new_place, run, start_stack_at, two_ports
 from tests.support.http import call, post_json
-from tests.support.stack import RunningStack, stop_later
+from tests.support.stack import RunningStack, stop_stack
 
 pytestmark = pytest.mark.xdist_group("own-rows")
 
@@ -100,7 +100,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     write_models(folder / "models", has_triton=False)
     stack = start_embedded(folder)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def triton(place: Place, triton_environment: Path) -> Iterator[RunningStack]:
     ports = ("--http-port", http_port, "--grpc-port", grpc_port)
     stack = start_stack_at(place, "--model-repository", str(models), *ports)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def picture(objects: int, mark: float) -> Any:

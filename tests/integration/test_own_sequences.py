@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.contract.clients.models import CORRELATION, MODEL, SUMS
 from tests.support.http import call
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import write_model
 
 ALICE, BOB = "alice-secret-of-32-characters-aaaa", "bob-secret-of-32-characters-bbbbbb"
@@ -46,7 +46,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
         environ={"PENSTOCK_API_KEYS": f"alice:infer:{ALICE},bob:infer:{BOB}"},
     )
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def over_http(stack: RunningStack, key: str, value: int, headers: dict[str, str] | None = None, **step: object) -> int:

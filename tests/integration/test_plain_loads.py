@@ -13,7 +13,7 @@ from penstock.engines.triton.client import DiskLoads
 from tests.engines import onnx_models
 from tests.integration.embedded_stack import LOOKUP_CONFIG, start_embedded
 from tests.support.http import call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 
 LABELS = b"\xef\xbb\xbfzero\r\none\r\n"
 LABELLED = LOOKUP_CONFIG.replace('output [ { name: "value"', 'output [ { name: "value" label_filename: "labels.txt"')
@@ -42,7 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     else:
         stack = start_embedded(folder)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def load_http(stack: RunningStack, config: str = "") -> None:

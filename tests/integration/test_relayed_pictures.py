@@ -24,7 +24,7 @@ from tests.integration.living import inflight, triton_of
 from tests.integration.two_workers import metric, part_of
 from tests.support.http import Answer, call
 from tests.support.relayed_models import write_finder, write_joined_finder
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_later
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 from tests.vision.images import Image, jpeg, png, png_header, webp
 
@@ -51,7 +51,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
         folder / "home", "--model-repository", str(folder / "models"), "--workers", "2", environ=environ
     )
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 def drawn(x: int, y: int, width: int = WIDTH, height: int = HEIGHT) -> Image:

@@ -22,7 +22,7 @@ from tests.contract.wire_case import get, infer_x, post
 from tests.contract.wire_loads import CONFIG
 from tests.contract.wire_models import write_models
 from tests.engines import onnx_models
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_later
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import IDENTITY
 
 pytestmark = pytest.mark.xdist_group("repository")
@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     (home / "models" / "slow" / "config.pbtxt").write_text(SLOW_CONFIG)
     stack = start_stack(home, "--models", "spare,plain", *ENGINE_PORTS)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.fixture(scope="module")

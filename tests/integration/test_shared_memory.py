@@ -25,7 +25,7 @@ from tests.integration.shared_memory_clients import (
     segment,
 )
 from tests.support.http import call, post_json
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_later, stop_stack
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, SHIPPED_IDENTITY, SLOW, write_model
 from tests.support.waiting import wait_for
 
@@ -46,7 +46,7 @@ def sharing(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
         environ={"PENSTOCK_CLIENT_SHM_LEASE_S": "4"},
     )
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
     """The same with the embedded engine."""
     running = start_stack(tmp_path_factory.mktemp("embedded"), ON, "--engine", "embedded", "--models", "identity_fp32")
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture(params=["triton", "embedded"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http import Answer, call, post_json
-from tests.support.stack import RunningStack, start_stack, stop_later
+from tests.support.stack import RunningStack, start_stack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("shared_memory_full")
@@ -26,7 +26,7 @@ def small(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) ->
     wrapper = ("unshare", "-m", "sh", "-c", f'{MOUNTED} exec "$@"', "up")
     stack = start_stack(tmp_path_factory.mktemp("home"), "--models", "identity_fp32", wrapper=wrapper)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def ask(stack: RunningStack, values: int) -> Answer:

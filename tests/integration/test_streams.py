@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from tests.integration.living import SLOW_CONFIG, inflight, triton_of
 from tests.integration.raw_http2 import CANCEL, RawHttp2
 from tests.support.http import call
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_later, stop_stack
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 from tests.support.waiting import wait_for
 
@@ -71,7 +71,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory, last: Path, triton_enviro
     write_model(folder / "models", "repeat", REPEAT.format(last=str(last)), SLOW_CONFIG + DECOUPLED)
     stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), *ENGINE_PORTS)
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def message(model: str, values: Sequence[float], request_id: str = "", **parameters: bool | int) -> bytes:

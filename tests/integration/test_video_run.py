@@ -22,7 +22,7 @@ from tests.integration.video_runs import (
     two_ports,
     write_street,
 )
-from tests.support.stack import RunningStack, stop_later
+from tests.support.stack import RunningStack, stop_stack
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("video-own-engine")
@@ -114,7 +114,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningS
     words = ("--engine", "embedded", "--models", "street,identity_fp32", *ports)
     stack = start_stack_at(place, *words, PENSTOCK_API_KEYS=f"camera:infer+read:{key}", **NO_TRITON)
     yield stack, key
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 def test_gateway_elsewhere_infers_for_a_program_with_its_key(

@@ -20,7 +20,7 @@ from tests.integration.ledger import Ledgers, inferences, is_settled, open_reque
 from tests.integration.living import SLOW_CONFIG, family, gate_closed, infer_slow, inflight
 from tests.integration.two_workers import X, connected_to, metric, part_of, wait_until_both_serve
 from tests.support.http import Answer, call, post_json
-from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_later, stop_stack
+from tests.support.stack import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.support.tiny_models import CONFIG, IDENTITY, SLOW, write_held, write_model
 from tests.support.waiting import wait_for
 
@@ -49,7 +49,7 @@ def stack_of_two(tmp_path_factory: pytest.TempPathFactory, triton_environment: P
     write_models(folder / "models")
     stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
     yield stack
-    stop_later(stack)
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_cpu_copy_has_an_instance_of_one_thread_a_core(tmp_path: Path) -> None:
 @pytest.mark.skipif(has_driver(), reason="there is an NVIDIA driver")
 def test_model_that_is_not_placed_on_a_gpu_is_not_measured(tmp_path: Path) -> None:
     """Without a GPU the bench says why instead of comparing the CPU with itself."""
-    with pytest.raises(BadAnswer, match="street runs on the CPU.* a GPU was not tried: there is no"):
+    with pytest.raises(BadAnswer, match=r"street runs on the CPU.* a GPU was not tried: there is no"):
         add_both(STREET, tmp_path, is_gpu=True)
 
 

@@ -13,7 +13,6 @@ from typing import IO
 CHECKOUT = Path(__file__).resolve().parents[2]
 TRITON_ENVIRONMENT = CHECKOUT / ".venv-triton"
 READY_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 90.0
 ENGINE_PORTS = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
 
 
@@ -122,27 +121,3 @@ def stop_stack(stack: RunningStack, timeout_s: float = 40.0) -> int:
     """SIGTERM; the exit code."""
     stack.process.terminate()
     return stack.process.wait(timeout_s)
-
-
-STOPPING: list[RunningStack] = []  # by `stop_later`
-
-
-def stop_later(stack: RunningStack) -> None:
-    """SIGTERM, without a wait: Triton takes seconds to end. `await_stopped` looks at the exit codes."""
-    stack.process.terminate()
-    STOPPING.append(stack)
-
-
-def await_stopped(stacks: list[RunningStack]) -> None:
-    """Returns when all have ended, and empties the list. Fails for those whose exit code is not 0, with their logs."""
-    until = time.monotonic() + STOP_TIMEOUT_S
-    failed = []
-    while stacks:
-        stack = stacks.pop()
-        try:
-            code: int | None = stack.process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            code = None
-        if code != 0:
-            failed.append(f"{stack.home} ended with {code}:\n" + "".join(stack.log[-30:]))
-    assert not failed, "\n".join(failed)

@@ -41,7 +41,7 @@ _TABLE = (
 ARCHITECTURES: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
 
 
-# Of NVIDIA's list "CUDA GPU Compute Capability", read in November 2026.
+# Names and capabilities as in NVIDIA's list "CUDA GPU Compute Capability", those that serve models most often.
 _CAPABILITIES: dict[Capability, str] = {
     (6, 0): "P100",
     (6, 1): "P4 P40",

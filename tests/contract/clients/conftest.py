@@ -10,7 +10,7 @@ from tests.contract.clients.asking import KINDS, Asker, Reply, asking, reply
 from tests.contract.clients.differences import Answer, comparable
 from tests.contract.clients.models import write_models
 from tests.contract.clients.tap import tapped
-from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_later
+from tests.support.stack import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def client_stack(triton_environment: Path, tmp_path_factory: pytest.TempPathFact
         *("--model-repository", str(folder / "models"), "--allow-client-shm", "--allow-model-code", *ENGINE_PORTS),
     )
     yield running
-    stop_later(running)
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
 
 
 @pytest.fixture(params=KINDS)

@@ -32,7 +32,8 @@ def test_slow_camera_sends_at_half_the_rate(folder: Path, clip: Path) -> None:
     """By the clock and by its own times."""
     with rtsp_server([Camera("/a", [clip], rate=0.5)], folder) as server:
         frames = frames_of(server.url("/a"), 3.0)
-    assert rate_of(frames) == pytest.approx(12.5, rel=0.15)
+    assert (len(frames) - 1) / (frames[-1][1] - frames[0][1]) == pytest.approx(12.5, rel=0.02)
+    assert 9.0 < rate_of(frames) < 18.0  # a reader on a busy machine is behind at first, and reads faster then
 
 
 def test_camera_changes_its_resolution_in_mid_stream(folder: Path, clip: Path, other: Path) -> None:
