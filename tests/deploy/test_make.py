@@ -15,7 +15,7 @@ def would_run(tmp_path: Path, target: str, *, machine: str, libc: str) -> str:
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    command = ["make", "--dry-run", "--always-make", target, "PYTHON=python3"]
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", target, "PYTHON=python3"]
     done = subprocess.run(
         command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=60, check=True
     )

@@ -107,7 +107,7 @@ def _load_until_refused(stack: RunningStack, outcomes: list[str]) -> None:
         except ConnectionRefusedError:
             outcomes.append("refused")
             return
-        except ConnectionResetError as error:
+        except (ConnectionResetError, BrokenPipeError) as error:  # before or between the two writes of a request
             outcomes.append("reset at its first request" if is_first else repr(error))
             connection.close()
         except OSError as error:

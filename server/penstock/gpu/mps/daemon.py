@@ -128,7 +128,8 @@ class OwnDaemon:
         self._reading = asyncio.create_task(self._read(self._process))
 
     async def _terminate(self) -> None:
-        process, self._process = self._process, None
+        process, self._process = self._process, None  # both at once: stop() may come while a restart waits below
+        reading, self._reading = self._reading, None
         if process is not None:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -144,10 +145,9 @@ class OwnDaemon:
             with contextlib.suppress(TimeoutError):  # a process that hangs in the driver survives even SIGKILL
                 async with asyncio.timeout(_TERM_S):
                     await process.wait()
-        if self._reading is not None:
-            await asyncio.wait({self._reading}, timeout=_TERM_S)
-            self._reading.cancel()
-            self._reading = None
+        if reading is not None:
+            await asyncio.wait({reading}, timeout=_TERM_S)
+            reading.cancel()
         with contextlib.suppress(OSError):
             remove_stale_files(self.options.directory)
 
