@@ -105,7 +105,7 @@ async def test_calls_go_to_the_cards_that_have_the_model(bench: Bench) -> None:
     await bench.look(hot=20)
     await bench.replicas.repository_index()
     request = InferRequest("hot", (Tensor("x", Datatype.FP32, (1,), memoryview(bytes(4))),))
-    await asyncio.gather(*(bench.replicas.infer(request) for _ in range(8)))
+    await asyncio.gather(*(bench.replicas.infer(request) for _ in range(64)))
     assert all(engine.calls for engine in bench.engines.values())
     assert bench.replicas.live_share("hot") == 2.0
     await bench.replicas.unload("hot")
