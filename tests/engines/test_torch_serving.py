@@ -18,7 +18,7 @@ from penstock.engines.row_trial import FULL_PRECISION, InputSpec, row_trial, run
 from penstock.engines.torch_serving import trial  # noqa: E402  after the skip
 from penstock.engines.torch_serving.device import array_runner  # noqa: E402
 from penstock.engines.torch_serving.fusing import fold_normalisation, fuse_for_cudnn  # noqa: E402
-from penstock.engines.torch_serving.instance import Instance, TorchRequest  # noqa: E402
+from penstock.engines.torch_serving.instance import Instance, PictureInput, TorchRequest  # noqa: E402
 from penstock.engines.torch_serving.program import load_program, move_program, prepared_module, read_program  # noqa: E402
 from penstock.engines.torch_serving.runners import EagerRunner  # noqa: E402
 from penstock.engines.torch_serving.shared_program import (  # noqa: E402
@@ -279,7 +279,8 @@ def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:
     words = {"image-decoder": "engine", "infer-dims": "3;32;32"}
     model = config(parameters=words, input=[{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}])
     spec = engine_spec(model, is_gpu=False)
-    instance = Instance(spec, EagerRunner(load_program(saved, spec, CPU).program, spec, CPU), Reader())
+    runner = EagerRunner(load_program(saved, spec, CPU).program, spec, CPU)
+    instance = Instance(spec, runner, PictureInput(Reader(), runner))
     good, bad, last = instance.answer(
         [
             TorchRequest(pictures=(b"\x07", b"\x08")),

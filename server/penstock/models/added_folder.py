@@ -19,14 +19,13 @@ from penstock.engines.ort_serving.config import OrtLoadError
 from penstock.engines.ort_serving.session import ORT_ERRORS, SEVERITY_FATAL, open_session
 from penstock.gateway.batching.options import MAX_BATCH_SIZE, MEASURED_ON
 from penstock.models.batch_axis import RowsProof, Run, free_batch, is_free, prove_rows, session_run
-from penstock.models.bounded_runs import run_within
 from penstock.models.catalogue import CatalogueError
 from penstock.models.inspect.facts import ModelFacts
 from penstock.models.inspect.inspection import Inspection, Recognition
 from penstock.models.inspect.metadata import ultralytics_literal
 from penstock.models.inspect.proposal import has_wrong_input_shape, proposed_config
 from penstock.models.inspect.torch_session import TorchSession
-from penstock.models.inspect.trial_session import TrialFailed, relabelled
+from penstock.models.inspect.trial_session import TrialFailed, relabelled, run_within
 from penstock.protocol.engine import ModelConfig, TensorSpec
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.inference import Array

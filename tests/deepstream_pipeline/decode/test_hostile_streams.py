@@ -10,24 +10,8 @@ from penstock_video.decode import cuvid
 from penstock_video.decode.codec import PacketRefused
 from penstock_video.decode.pairing import ForeignSurface, PictureIndices
 from penstock_video.errors import NeedsCpu
-from penstock_video.gpu.device import Device
 from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets
 from tests.deepstream_pipeline.decode.cameras import Card, assert_right
-from tests.deepstream_pipeline.gpu.fake_driver import install
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    """A card with the stand-in of the library."""
-    install(monkeypatch)
-    return Card(Device.open())
-
-
-@pytest.fixture
-def clips(tmp_path: Path) -> tuple[list[bytes], list[bytes]]:
-    """Packets of two different clips."""
-    (tmp_path / "other").mkdir()
-    return annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path / "other", "h264", fps=7)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])

@@ -23,25 +23,10 @@ from penstock_video.decode.cuvid_structures import (
 )
 from penstock_video.decode.pairing import DecoderPool, PictureIndices, may_pair
 from penstock_video.errors import GpuFull, NeedsCpu
-from penstock_video.gpu.device import Device
 from penstock_video.types import DecoderSharing
 from tests.deepstream_pipeline.clips import write_clip
 from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet
 from tests.deepstream_pipeline.decode.cameras import Camera, Card, assert_right, expected
-from tests.deepstream_pipeline.gpu.fake_driver import install
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    install(monkeypatch)
-    return Card(Device.open())
-
-
-@pytest.fixture
-def clips(tmp_path: Path) -> tuple[list[bytes], list[bytes]]:
-    """Packets of two different clips."""
-    (tmp_path / "other").mkdir()
-    return annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path / "other", "h264", fps=7)
 
 
 def test_layouts_are_those_of_the_header_files() -> None:

@@ -50,7 +50,7 @@ def test_card_without_a_recent_reading_or_known_decoders_is_not_judged() -> None
 
 
 def test_refusal_names_each_card_its_load_and_what_to_do() -> None:
-    """One sentence; a lost card and one without a measurement say so."""
+    """One sentence, also for a GPU that is lost and for one without a measurement."""
     cards = [
         CardDecoders(H200, 7, DecoderReading(0.965, 0.0), 170),
         CardDecoders(Card("GPU-1", 1), 1, None, 20, PIXELS_PER_DECODER_S),

@@ -11,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.models.batch_axis import prove_rows, session_run
-from penstock.models.bounded_runs import run_within
-from penstock.models.inspect.trial_session import TrialFailed
+from penstock.models.inspect.trial_session import TrialFailed, run_within
 
 ONE, TWO = ({"x": np.zeros((rows, 1), np.float32)} for rows in (1, 2))
 

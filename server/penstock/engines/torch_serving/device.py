@@ -13,7 +13,7 @@ import torch
 
 from .config import EngineSpec, thread_percentage
 from .dtypes import WIRE_TYPES
-from .instance import Instance, Reader, Runner, TorchRequest
+from .instance import Instance, PictureInput, PictureRunner, TorchRequest
 from .parameters import Config, TorchLoadError, TorchRequestError
 from .program import Loaded, load_program
 from .runners import EagerRunner, GraphRunner
@@ -76,7 +76,7 @@ class OpenedInstance:
 class OpenedRunner:
     """A loaded program. note, facts: see OpenedInstance."""
 
-    runner: Runner
+    runner: PictureRunner
     device: Any
     note: str
     facts: str
@@ -94,7 +94,7 @@ def open_runner(
     """The program in a file, on its device. report: gets a line before what takes long. Raises TorchLoadError."""
     device = _device(placement, spec)
     loaded = load_program(file, spec, device, report)
-    runner: Runner
+    runner: PictureRunner
     if spec.has_cuda_graphs:
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=is_lent)
     else:
@@ -111,7 +111,7 @@ def open_instance(
     """
     slots = spec.batches_in_flight  # with two, execute returns before the run has ended
     opened = open_runner(folder / spec.file_name, spec, placement, report, slots=slots, is_lent=slots > 1)
-    instance = Instance(spec, opened.runner, _reader(spec, opened.device))
+    instance = Instance(spec, opened.runner, _picture_input(spec, opened))
     enter_thread = partial(torch.cuda.set_device, opened.device) if placement.is_gpu else lambda: None
     return OpenedInstance(instance, opened.note, opened.facts, enter_thread)
 
@@ -130,13 +130,12 @@ def _device(placement: InstanceDevice, spec: EngineSpec) -> Any:
     return device
 
 
-def _reader(spec: EngineSpec, device: Any) -> Reader | None:
+def _picture_input(spec: EngineSpec, opened: OpenedRunner) -> PictureInput | None:
     if spec.pictures is None:
         return None
     from .pictures import PictureReader  # imports torchvision, a second that only these models need
 
-    reader: Reader = PictureReader(spec.pictures, device)
-    return reader
+    return PictureInput(PictureReader(spec.pictures, opened.device), opened.runner)
 
 
 def _log_fields(spec: EngineSpec, device: Any, loaded: Loaded) -> str:

@@ -101,6 +101,10 @@ class Runner(Protocol):
     def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> PendingRun:
         """Starts a run. columns: the requests' tensors by input, in host or device memory. rows: in total."""
 
+
+class PictureRunner(Runner, Protocol):
+    """Also runs pictures that a Reader has written."""
+
     def picture_input(self, rows: int) -> Any:
         """The input of the next run's pictures: (rows, C, H, W), in the network's type and memory format."""
 
@@ -113,6 +117,14 @@ class Reader(Protocol):
 
     def prepare(self, encoded: list[bytes], out: Any) -> list[str | None]:
         """Fills out, (len(encoded), C, H, W). Returns an error or None for each picture."""
+
+
+@dataclass(frozen=True)
+class PictureInput:
+    """How encoded pictures become a run."""
+
+    reader: Reader
+    runner: PictureRunner
 
 
 @dataclass(frozen=True)
@@ -145,10 +157,11 @@ class StartedBatch:
 class Instance:
     """Call `begin` in the thread that created it; `finish` in any thread, one at a time, in order."""
 
-    def __init__(self, spec: EngineSpec, runner: Runner, reader: Reader | None = None) -> None:
+    def __init__(self, spec: EngineSpec, runner: Runner, pictures: PictureInput | None = None) -> None:
+        """pictures: if requests have encoded pictures; its runner is used for them."""
         self._spec = spec
         self._runner = runner
-        self._reader = reader
+        self._pictures = pictures
         self._merges = True
 
     def merge_nothing(self) -> None:
@@ -189,7 +202,7 @@ class Instance:
         return [outcomes[place] for place in range(len(requests))]
 
     def _groups(self, requests: Sequence[TorchRequest]) -> list[RunGroup]:
-        if self._reader is not None:
+        if self._pictures is not None:
             shapes: list[tuple[tuple[int, ...], ...]] = [((len(request.pictures),),) for request in requests]
         else:
             shapes = [tuple(tuple(tensor.shape) for tensor in request.tensors) for request in requests]
@@ -199,15 +212,16 @@ class Instance:
 
     def _begin(self, requests: Sequence[TorchRequest], group: RunGroup) -> _Run:
         members = [requests[place] for place in group.places]
-        if self._reader is None:
+        if self._pictures is None:
             columns = [[request.tensors[number] for request in members] for number in range(len(self._spec.inputs))]
             with stage("infer"):
                 return _Run(group, self._runner.begin(columns, group.row_count), {})
         encoded = [picture for request in members for picture in request.pictures]
         with stage("decode"):
-            errors = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
+            errors = self._pictures.reader.prepare(encoded, self._pictures.runner.picture_input(group.row_count))
         with stage("infer"):
-            return _Run(group, self._runner.begin_pictures(group.row_count), _picture_errors(group, errors))
+            pending = self._pictures.runner.begin_pictures(group.row_count)
+            return _Run(group, pending, _picture_errors(group, errors))
 
 
 def _copied(answers: dict[int, Outcome]) -> dict[int, Outcome]:

@@ -180,15 +180,6 @@ class SharedRunner:
             self._connection.close()
         self._connection = None
 
-    def picture_input(self, rows: int) -> Any:
-        raise NotImplementedError(_NO_PICTURES)
-
-    def begin_pictures(self, rows: int) -> PendingRun:
-        raise NotImplementedError(_NO_PICTURES)
-
-
-_NO_PICTURES = "a shared program takes tensors only"
-
 
 @dataclass(frozen=True)
 class _SharedRun:

@@ -1,7 +1,9 @@
 """One ONNX Runtime session for the trial: the file as it is, or with other declared dimensions of an input."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, TimeoutError, wait
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -14,6 +16,7 @@ from penstock.protocol.inference import Array
 MAX_OUTPUT_BYTES = 1 << 30
 _THREADS = 2
 _FATAL = 4  # what fails is reported as a sentence
+_Result = TypeVar("_Result")
 
 
 class TrialFailed(Exception):
@@ -73,3 +76,22 @@ def relabelled(path: Path, input_name: str, shape: tuple[int, ...]) -> bytes:
     del model.graph.value_info[:]
     data: bytes = model.SerializeToString()
     return data
+
+
+def run_within(limit_s: float, work: Callable[[ort.RunOptions], _Result]) -> _Result:
+    """What `work` returns, in another thread. A run with its options ends at the next node after limit_s or Ctrl-C.
+
+    A loop in a model may never end, and a signal does not interrupt it. Raises TrialFailed if it took longer.
+    """
+    options = ort.RunOptions()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work, options)
+        try:
+            return future.result(limit_s)
+        except TimeoutError:
+            options.terminate = True
+            wait([future])
+            raise TrialFailed(f"it did not end within {limit_s:g} s") from None
+        except KeyboardInterrupt:
+            options.terminate = True
+            raise
