@@ -11,6 +11,14 @@ class TorchLoadError(Exception):
     """The model cannot be loaded; the text is the reason in Triton's response."""
 
 
+def without_torch(error: ImportError) -> TorchLoadError:
+    """What to do where PyTorch cannot be imported."""
+    return TorchLoadError(
+        f"PyTorch is not in the environment of Triton's models ({error}): run make gpu in a checkout, "
+        "else `penstock setup triton --gpu`"
+    )
+
+
 class TorchRequestError(Exception):
     """An invalid request (400); others of the same batch do not fail."""
 

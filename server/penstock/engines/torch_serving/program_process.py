@@ -19,7 +19,7 @@ from typing import Any
 
 from .config import EngineSpec, engine_spec
 from .instance import PendingRun, Runner
-from .parameters import TorchLoadError
+from .parameters import TorchLoadError, without_torch
 from .shared_program import DONE, MAX_MESSAGE_BYTES, QUESTION, Greeting, MemoryLayout, Typed, memory_layout
 
 MAX_CLIENTS = 256
@@ -281,10 +281,7 @@ def _opened(job: Mapping[str, Any], listener: socket.socket) -> ProgramServer:
 
         from . import device
     except ImportError as error:
-        raise TorchLoadError(
-            f"PyTorch is not in the environment of Triton's models ({error}): run make gpu in a checkout, "
-            "else `penstock setup triton --gpu`"
-        ) from error
+        raise without_torch(error) from error
     config, is_gpu = dict(job["config"], instance_group=[]), job["device_id"] >= 0
     spec = engine_spec(config, is_gpu=is_gpu)
     placement = device.InstanceDevice(is_gpu, job["device_id"], config)

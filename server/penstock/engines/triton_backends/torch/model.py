@@ -19,7 +19,7 @@ import row_trial
 import triton_python_backend_utils as pb_utils
 from torch_serving.config import EngineSpec, Precision, engine_spec
 from torch_serving.instance import Instance, Outcome, Pipeline, StartedBatch, TorchRequest
-from torch_serving.parameters import Config, TorchLoadError, TorchRequestError
+from torch_serving.parameters import Config, TorchLoadError, TorchRequestError, without_torch
 from torch_serving.shared_program import ProgramFile, numpy_runner, open_shared_instance, socket_folder
 from torch_serving.slab_pictures import FILE_VARIABLE, SlabReader, SlabUnreadable, readable_answered
 
@@ -86,10 +86,7 @@ class TritonPythonModel:
             from torch.utils.dlpack import from_dlpack, to_dlpack
             from torch_serving import device
         except ImportError as error:
-            raise TorchLoadError(
-                f"PyTorch is not in the environment of Triton's models ({error}): run make gpu in a checkout, "
-                "else `penstock setup triton --gpu`"
-            ) from error
+            raise without_torch(error) from error
 
         self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
         self._is_broken, self._end_after = device.is_broken, device.exit_after
