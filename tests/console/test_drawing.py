@@ -20,6 +20,8 @@ def drawing(page: Page, kind: str) -> Iterator[FakeVideo]:
     video = FakeVideo()
     routed(page, video, "/streams/yard")
     page.get_by_role("button", name=kind).click()
+    page.wait_for_function("[...document.images].every(image => image.complete)")  # what is loaded moves the picture
+    page.locator("svg.overlay.drawing").element_handle().wait_for_element_state("stable")
     yield video
 
 
